@@ -143,6 +143,9 @@ impl Session<'_> {
         limits: &Limits,
         mut on_event: impl FnMut(GenerationEvent) -> ControlFlow<()>,
     ) -> Result<Generation, EngineError> {
+        if !self.engine.programs.model.is_causal() {
+            return Err(EngineError::NotCausal);
+        }
         for (index, request) in requests.iter().enumerate() {
             self.engine.options.prompts.check(index + 1, &request.prompt)?;
         }

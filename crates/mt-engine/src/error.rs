@@ -61,6 +61,11 @@ pub enum EngineError {
         given: Vec<usize>,
         given_type: DType,
     },
+    #[error(
+        "the model's tokens attend to later ones, so it cannot generate them one by one\nhint: generate with a model \
+         of another `attention_type` than `full`"
+    )]
+    NotCausal,
     #[error("no key names a model to load\nhint: name a run or a checkpoint with `load_parameters_path`")]
     NoCheckpoint,
     #[error(transparent)]
@@ -95,6 +100,7 @@ impl EngineError {
             | Self::Sampling(_)
             | Self::SplitsNothing(_)
             | Self::NoCheckpoint
+            | Self::NotCausal
             | Self::ParametersOffloaded
             | Self::Config(_)
             | Self::Model(_) => true,

@@ -90,6 +90,8 @@ fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -
         soft_cap: None,
         norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
         normalize_values: false,
+        chosen_chunks: None,
+        normalize_projected: None,
         normalize_rotated: false,
         is_interleaved: false,
         is_gated: false,

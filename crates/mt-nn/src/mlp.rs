@@ -104,6 +104,20 @@ fn gradients_by_kernel<'t>(function: Activation, gelu: i64, operands: &[Tensor<'
     )
 }
 
+/// Applies a function to tensors in `f32` if `in_f32` is set. The result has the type of the tensors.
+#[track_caller]
+pub(crate) fn in_f32_if<'t, const N: usize>(
+    in_f32: bool,
+    tensors: [Tensor<'t>; N],
+    function: impl FnOnce([Tensor<'t>; N]) -> Tensor<'t>,
+) -> Tensor<'t> {
+    if !in_f32 {
+        return function(tensors);
+    }
+    let dtype = tensors[0].dtype();
+    function(tensors.map(|tensor| tensor.cast(DType::F32))).cast(dtype)
+}
+
 /// Logical axes of hidden units.
 pub const HIDDEN: [Option<LogicalAxis>; 3] =
     [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_LENGTH), Some(logical::ACTIVATION_MLP)];
@@ -118,20 +132,27 @@ pub struct Mlp<L> {
 }
 
 impl<'t> Mlp<Tensor<'t>> {
-    /// Applies the MLP. `activations` has one function for each input projection.
+    /// Applies the MLP. `activations` has one function for each input projection; with `in_f32` they and their product
+    /// are computed in `f32`.
     ///
     /// # Shapes
     /// `[batch, position, embed] -> [batch, position, embed]`
     #[track_caller]
-    pub fn forward(&self, x: Tensor<'t>, activations: &[Activation], dropout: Dropout<'t>) -> Tensor<'t> {
+    pub fn forward(
+        &self,
+        x: Tensor<'t>,
+        activations: &[Activation],
+        in_f32: bool,
+        dropout: Dropout<'t>,
+    ) -> Tensor<'t> {
         let project = |linear: &Linear<Tensor<'t>>, name: &str| {
             linear.forward(x, &[EMBED]).constrain(&HIDDEN).named(name)
         };
         let hidden = match &self.wi_1 {
-            None => activations[0].apply(project(&self.wi_0, "mlpwi")),
+            None => in_f32_if(in_f32, [project(&self.wi_0, "mlpwi")], |[x]| activations[0].apply(x)),
             Some(wi_1) => {
-                let (gate, up) = (project(&self.wi_0, "mlpwi_0"), project(wi_1, "mlpwi_1"));
-                gated([activations[0], activations[1]], gate, up)
+                let both = [project(&self.wi_0, "mlpwi_0"), project(wi_1, "mlpwi_1")];
+                in_f32_if(in_f32, both, |[gate, up]| gated([activations[0], activations[1]], gate, up))
             }
         };
         let hidden = dropout.apply("mlp_hidden", hidden);

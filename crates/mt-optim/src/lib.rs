@@ -19,7 +19,7 @@ pub use adafactor::Adafactor;
 pub use adam::{Adam, AdamForm};
 pub use clip::{clipping_factor, global_norm, gradient_norm, norm};
 pub use form::StepForm;
-pub use muon::{Muon, NEWTON_SCHULZ};
+pub use muon::{Muon, NewtonSchulz};
 pub use optimizer::{Optimizer, Parameter, Slot, StepInputs, Updated, Values};
 pub use schedule::{Schedule, ScheduleShape};
 pub use spikes::{History, SpikeGuard};

@@ -1,6 +1,6 @@
 //! Muon (Jordan et al., 2024): momentum with approximately orthogonalized matrices, with the conventions of optax.
 
-use mt_shape::{Axis, DType};
+use mt_shape::{Axis, DType, HostArray};
 use mt_trace::Tensor;
 
 use crate::{
@@ -18,17 +18,45 @@ pub struct Muon {
     pub weight_decay: f64,
     /// The root mean square of updates. Without it updates grow with the square root of outputs per input.
     pub consistent_rms: Option<f64>,
+    pub iterations: NewtonSchulz,
     /// Element type of the momentum.
     pub momentum_dtype: DType,
     /// For parameters that are not matrices: embeddings, heads, norms and biases.
     pub adam: Adam,
 }
 
-/// Coefficients of x, x³ and x⁵ in the iteration.
-pub const NEWTON_SCHULZ: [f64; 3] = [3.4445, -4.7750, 2.0315];
+/// The iterations that move singular values close to 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewtonSchulz {
+    /// Five with the same coefficients, after which singular values lie around 1 (Jordan et al., 2024).
+    Usual,
+    /// Eight of these, and two that settle them at 1 (DeepSeek-AI, 2026: DeepSeek-V4).
+    Hybrid,
+}
 
-/// Number of iterations.
-const NUM_ITERATIONS: usize = 5;
+/// Coefficients of x, x³ and x⁵ that raise small singular values fast.
+const FAST: [f64; 3] = [3.4445, -4.7750, 2.0315];
+/// Coefficients of x, x³ and x⁵ whose iteration converges to 1.
+const SETTLING: [f64; 3] = [2.0, -1.5, 0.5];
+
+impl NewtonSchulz {
+    /// The coefficients of x, x³ and x⁵ in each iteration.
+    pub fn coefficients(self) -> Vec<[f64; 3]> {
+        match self {
+            Self::Usual => vec![FAST; 5],
+            Self::Hybrid => [[FAST; 8].as_slice(), &[SETTLING; 2]].concat(),
+        }
+    }
+
+    /// The coefficients as optax keeps them: those of all iterations, or one row if they are equal.
+    pub fn stored(self) -> HostArray {
+        let all = self.coefficients();
+        let rows = if self == Self::Usual { &all[..1] } else { &all };
+        let numbers: Vec<f32> = rows.as_flattened().iter().map(|coefficient| *coefficient as f32).collect();
+        let dims = if rows.len() == 1 { vec![3] } else { vec![rows.len(), 3] };
+        HostArray::from_slice(DType::F32, &dims, &numbers).expect("there are three coefficients in a row")
+    }
+}
 
 const INPUT: &str = "muon_input";
 const OUTPUT: &str = "muon_output";
@@ -103,11 +131,11 @@ impl<'t> MuonStep<'t> {
         let Some(matrix) = matrix(parameter) else {
             return self.adam.update(parameter, value, gradient, kept);
         };
-        let Muon { beta, epsilon, weight_decay, consistent_rms, .. } = self.constants;
+        let Muon { beta, epsilon, weight_decay, consistent_rms, iterations, .. } = self.constants;
         let momentum = kept[0] * beta + gradient * (1.0 - beta);
         let ahead = momentum / self.momentum * beta + gradient / self.gradient * (1.0 - beta);
         // With respect to the stepped form, the matrix and its norm are divided by the form's scale.
-        let update = orthogonalized(ahead, &matrix, epsilon * parameter.form.scale);
+        let update = orthogonalized(ahead, &matrix, epsilon * parameter.form.scale, iterations);
         let size = |axes: &[Axis]| axes.iter().map(|axis| axis.size).product::<usize>() as f64;
         let (inputs, outputs) = (size(&matrix.inputs), size(&matrix.outputs));
         let scale = match consistent_rms {
@@ -120,7 +148,12 @@ impl<'t> MuonStep<'t> {
 
 /// Moves the singular values of each matrix close to 1 by the Newton–Schulz iteration.
 #[track_caller]
-fn orthogonalized<'t>(tensor: Tensor<'t>, matrix: &Matrix, epsilon: f64) -> Tensor<'t> {
+fn orthogonalized<'t>(
+    tensor: Tensor<'t>,
+    matrix: &Matrix,
+    epsilon: f64,
+    iterations: NewtonSchulz,
+) -> Tensor<'t> {
     let names = |axes: &[Axis]| -> Vec<&'static str> { axes.iter().map(|axis| axis.name).collect() };
     let flat = tensor.merge(&names(&matrix.inputs), INPUT).merge(&names(&matrix.outputs), OUTPUT);
     // The product over the longer side is the smaller matrix.
@@ -129,8 +162,7 @@ fn orthogonalized<'t>(tensor: Tensor<'t>, matrix: &Matrix, epsilon: f64) -> Tens
     let order: Vec<&'static str> = flat.axes().iter().map(|axis| axis.name).collect();
     let norm = flat.square().sum(&[INPUT, OUTPUT]).sqrt();
     let mut x = flat / (norm + epsilon);
-    let [linear, cubic, quintic] = NEWTON_SCHULZ;
-    for _ in 0..NUM_ITERATIONS {
+    for [linear, cubic, quintic] in iterations.coefficients() {
         // Two axes of the short side's size: its own and `SIDE`.
         let square = x.contract(x.rename(short, SIDE), &[long]);
         let fourth = square.rename(SIDE, long).contract(square.rename(short, long), &[long]);

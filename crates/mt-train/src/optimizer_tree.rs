@@ -1,7 +1,7 @@
 //! The tree of an optimizer's state in checkpoints, as MaxText's chains of optax transformations define it.
 
 use mt_checkpoint::KeySegment;
-use mt_optim::{AdamForm, Muon, NEWTON_SCHULZ, Optimizer};
+use mt_optim::{AdamForm, Muon, Optimizer};
 use mt_shape::{DType, HostArray};
 
 use crate::update::UpdateRule;
@@ -61,7 +61,7 @@ impl OptimizerTree {
                 tree.chain(None, &root, &[Holds::State, decay, Holds::Count]);
             }
             Optimizer::Sgd => tree.chain(None, &root, &[Holds::Nothing, Holds::Count]),
-            Optimizer::Muon(_) => {
+            Optimizer::Muon(muon) => {
                 for sub_optimizer in rule.optimizer.sub_optimizers() {
                     let root = extended(&root, [key("inner_states"), key(sub_optimizer), key("inner_state")]);
                     if *sub_optimizer == Muon::ADAM {
@@ -74,9 +74,7 @@ impl OptimizerTree {
                     }
                     let chain = [Holds::State, Holds::Nothing, Holds::Nothing, Holds::Count];
                     tree.chain(Some(*sub_optimizer), &root, &chain);
-                    let coefficients = NEWTON_SCHULZ.map(|coefficient| coefficient as f32);
-                    let coefficients = HostArray::from_slice(DType::F32, &[3], &coefficients)
-                        .expect("there are three coefficients");
+                    let coefficients = muon.iterations.stored();
                     tree.constants.push((extended(&root, [0.into(), key("ns_coeffs")]), coefficients));
                 }
             }

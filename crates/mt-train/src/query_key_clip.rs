@@ -1,4 +1,4 @@
-//! QK-clip: MuonClip (Kimi Team, 2025: Kimi K2) for multi-head and grouped-query attention.
+//! QK-clip: MuonClip (Kimi Team, 2025: Kimi K2) for multi-head, grouped-query and latent attention.
 //!
 //! If a head's largest attention logit exceeds a threshold, the head's query and key weights are scaled down after the
 //! update, so that this logit would have equaled the threshold.
@@ -64,6 +64,10 @@ impl QueryKeyClip {
     /// If each query head has its own key head, both are scaled by the square root of the factor. A key head that
     /// several query heads, values or layers share is not scaled; the query head takes the whole factor, as the paper
     /// does for the key components that all heads share.
+    ///
+    /// In latent attention the plain dimensions of queries and keys are scaled by the square root, the rotated dimensions
+    /// of queries by the whole factor, and the rotated key that all heads share not at all. MaxText omits the queries of
+    /// models without `q_lora_rank`, whose logits then stay above the threshold.
     pub fn clip<'t>(&self, parameters: &[Tensor<'t>], scores: &[OfLayers<'t>]) -> Vec<Tensor<'t>> {
         let mut clipped = parameters.to_vec();
         for weights in &self.weights {
@@ -72,17 +76,51 @@ impl QueryKeyClip {
             let largest = of_layers.expect("all layers with attention output their largest scores").value;
             // The factor is exactly 1 up to the threshold, for logits of any sign.
             let threshold = largest.region().full(DType::F32, &largest.axes(), self.threshold);
-            let factor = threshold / largest.maximum(threshold);
-            let factor = if weights.keys.is_empty() { factor } else { factor.sqrt() };
-            let mut scale = |index: &usize, factor: Tensor<'t>| {
-                let parameter = clipped[*index];
-                clipped[*index] = (parameter.cast(DType::F32) * factor).cast(parameter.dtype());
+            let whole = threshold / largest.maximum(threshold);
+            let half = whole.sqrt();
+            let keys = |factor: Tensor<'t>| factor.rename(QUERY_HEADS, KV_HEADS);
+            let of_queries = match (weights.plain, weights.keys.is_empty()) {
+                (None, true) => Factors { plain: None, leading: whole, others: Some(whole) },
+                (None, false) => Factors { plain: None, leading: half, others: Some(half) },
+                (plain, _) => Factors { plain, leading: half, others: Some(whole) },
             };
-            weights.queries.iter().for_each(|index| scale(index, factor));
-            let of_keys = factor.rename(QUERY_HEADS, KV_HEADS);
-            weights.keys.iter().for_each(|index| scale(index, of_keys));
+            let of_keys = Factors { plain: weights.plain, leading: keys(half), others: None };
+            for (indices, factors) in [(&weights.queries, of_queries), (&weights.keys, of_keys)] {
+                for index in indices {
+                    clipped[*index] = factors.scale(clipped[*index]);
+                }
+            }
         }
         clipped
+    }
+}
+
+/// The factors of a projection's weights, for each head.
+struct Factors<'t> {
+    /// The number of leading dimensions of a head with a factor of their own; `None` if it applies to all dimensions.
+    plain: Option<usize>,
+    leading: Tensor<'t>,
+    /// The factor of the other dimensions, if it is not 1.
+    others: Option<Tensor<'t>>,
+}
+
+impl<'t> Factors<'t> {
+    fn scale(&self, parameter: Tensor<'t>) -> Tensor<'t> {
+        let times =
+            |part: Tensor<'t>, factor: Tensor<'t>| (part.cast(DType::F32) * factor).cast(parameter.dtype());
+        let of_head = *parameter.axes().last().expect("a projection has axes");
+        let others = |start: usize| {
+            let part = parameter.slice(of_head.name, start, of_head.size);
+            self.others.map_or(part, |factor| times(part, factor))
+        };
+        match self.plain {
+            Some(0) => others(0),
+            Some(plain) if plain < of_head.size => {
+                let leading = times(parameter.slice(of_head.name, 0, plain), self.leading);
+                leading.concatenate(&[others(plain)], of_head.name)
+            }
+            _ => times(parameter, self.leading),
+        }
     }
 }
 

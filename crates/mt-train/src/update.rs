@@ -6,8 +6,8 @@ use mt_config::{LearningRateSchedule, OptimizerGroup, OptimizerSpace, OptimizerT
 use mt_models::{Affine, Model, OfLayers, StateArray};
 use mt_nn::LayerPlace;
 use mt_optim::{
-    Adafactor, Adam, AdamForm, History, Muon, Optimizer, Parameter, Schedule, ScheduleShape, SpikeGuard,
-    StepForm, StepInputs, Updated, Values, clipping_factor, gradient_norm, norm,
+    Adafactor, Adam, AdamForm, History, Muon, NewtonSchulz, Optimizer, Parameter, Schedule, ScheduleShape,
+    SpikeGuard, StepForm, StepInputs, Updated, Values, clipping_factor, gradient_norm, norm,
 };
 use mt_shape::DType;
 use mt_trace::Tensor;
@@ -232,6 +232,7 @@ fn optimizer(group: &OptimizerGroup) -> Optimizer {
             epsilon: group.adam_eps,
             weight_decay: group.muon_weight_decay,
             consistent_rms: group.muon_consistent_rms,
+            iterations: if group.is_of_deepseek4 { NewtonSchulz::Hybrid } else { NewtonSchulz::Usual },
             momentum_dtype: group.first_moment_dtype(),
             // optax passes its choice of momentum on to the Adam optimizer of the other parameters.
             adam: adam(AdamForm::Nesterov),

@@ -2,7 +2,7 @@
 
 use super::{
     FromValue,
-    choices::{AttentionType, DecoderBlock, LayerAttention, RopeType},
+    choices::{AttentionKind, AttentionType, DecoderBlock, LayerAttention, RopeType},
     group,
 };
 use crate::{config::Config, error::Problem, table::attention::LOCAL_FAMILIES};
@@ -118,7 +118,10 @@ impl IndexerGroup {
         }
         if self.indexer_loss_scaling_factor < 0.0 {
             problems.push(Problem::inconsistent(
-                format!("{}, which would teach the indexer the opposite", config.stated("indexer_loss_scaling_factor")),
+                format!(
+                    "{}, which would teach the indexer the opposite",
+                    config.stated("indexer_loss_scaling_factor")
+                ),
                 "use a positive number, or 0 to leave the indexer as it is",
             ));
         }
@@ -175,8 +178,14 @@ group! {
         attention_sink: bool,
         fused_qkv: bool,
         mlp_bias: bool,
+        fused_mlp: bool,
         mlp_activations_limit: f64,
+        moba: bool,
+        moba_chunk_size: usize,
+        moba_topk: usize,
+        attention_output_dim: i64,
         use_qk_norm: bool,
+        qk_norm_with_scale: bool,
         use_post_ffw_norm: bool,
         temperature_tuning: bool,
         temperature_tuning_scale: f64,
@@ -192,6 +201,62 @@ group! {
 }
 
 impl AttentionGroup {
+    fn check_chosen_chunks(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if !self.moba {
+            return;
+        }
+        if config.entry("attention").value == AttentionKind::Flash.name() {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, which cannot choose chunks",
+                    config.stated("moba"),
+                    config.stated("attention")
+                ),
+                "use `attention=dot_product`, or leave `attention` out",
+            ));
+        }
+        if self.attention_type == AttentionType::Full {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{} chooses earlier chunks, but {}",
+                    config.stated("moba"),
+                    config.stated("attention_type")
+                ),
+                "leave one of them out",
+            ));
+        }
+    }
+
+    fn check_width_of_experts(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if config.entry("decoder_block").value != DecoderBlock::Qwen3CustomMoe.name() {
+            return;
+        }
+        let experts = config.entry("moe_expert_input_dim").value.as_i64();
+        if self.attention_output_dim <= 0 || experts != Some(self.attention_output_dim) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "experts read the output of attention in {}, but {} and {}",
+                    config.stated("decoder_block"),
+                    config.stated("attention_output_dim"),
+                    config.stated("moe_expert_input_dim")
+                ),
+                "set both to the same width, such as `attention_output_dim=768 moe_expert_input_dim=768`",
+            ));
+        }
+        for (key, usual) in [("first_num_dense_layers", 0), ("interleave_moe_layer_step", 1)] {
+            if config.entry(key).value != usual {
+                problems.push(Problem::inconsistent(
+                    format!(
+                        "{}, but all layers of {} have experts",
+                        config.stated(key),
+                        config.stated("decoder_block")
+                    ),
+                    format!("leave out `{key}`"),
+                ));
+            }
+        }
+    }
+
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         for (kind, key, size) in [
             (AttentionType::LocalSliding, "sliding_window_size", self.sliding_window_size),
@@ -205,6 +270,27 @@ impl AttentionGroup {
             }
         }
         let family = config.entry("decoder_block");
+        if self.attention_type == AttentionType::Full {
+            let of_family =
+                LOCAL_FAMILIES.iter().chain(["gpt_oss", "llama4", "qwen3_next", "qwen3_5"].iter());
+            let decided_by = match of_family.into_iter().any(|block| family.value == *block) {
+                true => Some("decoder_block"),
+                false => (!self.attention_pattern.is_empty()).then_some("attention_pattern"),
+            };
+            if let Some(key) = decided_by {
+                problems.push(Problem::inconsistent(
+                    format!(
+                        "{}, but {} chooses the attention of each layer",
+                        config.stated("attention_type"),
+                        config.stated(key)
+                    ),
+                    "use a family whose layers are all alike, such as `decoder_block=llama2`, without \
+                     `attention_pattern`",
+                ));
+            }
+        }
+        self.check_chosen_chunks(config, problems);
+        self.check_width_of_experts(config, problems);
         let has_linear = WITH_GATED_DELTA.iter().any(|block| family.value == block.name());
         if !has_linear && self.attention_pattern.contains(&LayerAttention::Linear) {
             let families: Vec<String> =

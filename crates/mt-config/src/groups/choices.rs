@@ -131,6 +131,7 @@ choice! {
         Mixtral = "mixtral",
         DeepSeek = "deepseek",
         Qwen3Moe = "qwen3_moe",
+        Qwen3CustomMoe = "qwen3_custom_moe",
         Llama4 = "llama4",
         Envy = "envy",
         Qwen3Next = "qwen3_next",
@@ -142,7 +143,6 @@ choice! {
     }
     not built {
         "deepseek4": "the model family `deepseek4`",
-        "qwen3_custom_moe": "the model family `qwen3_custom_moe`",
     }
 }
 
@@ -223,9 +223,10 @@ choice! {
         Chunk = "chunk",
         /// To all earlier positions, through latent vectors.
         Latent = "mla",
+        /// All positions, earlier and later.
+        Full = "full",
     }
     not built {
-        "full": features::OTHER_ATTENTION_TYPES,
         "compressed": features::COMPRESSED_ATTENTION,
         "block_diffusion": features::BLOCK_DIFFUSION,
     }

@@ -26,6 +26,9 @@ group! {
         float32_weight_sum: bool,
         float32_gate_logits: bool,
         sparse_matmul: bool,
+        merge_gating_gmm: bool,
+        use_random_routing: bool,
+        moe_expert_input_dim: i64,
         shard_exp_on_fsdp: bool,
         use_2d_fsdp_sharding: bool,
         first_num_dense_layers: usize,
@@ -47,6 +50,7 @@ group! {
 const WITH_EXPERTS: &[DecoderBlock] = &[
     DecoderBlock::Mixtral,
     DecoderBlock::Qwen3Moe,
+    DecoderBlock::Qwen3CustomMoe,
     DecoderBlock::GptOss,
     DecoderBlock::DeepSeek,
     DecoderBlock::Llama4,

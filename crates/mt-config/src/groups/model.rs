@@ -45,6 +45,7 @@ group! {
         attention: AttentionKind,
         float32_qk_product: bool,
         float32_logits: bool,
+        activations_in_float32: bool,
         dtype: DType,
         weight_dtype: DType,
         matmul_precision: MatmulPrecision,
@@ -240,6 +241,7 @@ group! {
     }
     besides {
         space: OptimizerSpace = |config, _| Some(config.space),
+        is_of_deepseek4: bool = |config, _| Some(config.entry("decoder_block").value == "deepseek4"),
         qk_clip_origin: Origin = |config, _| Some(config.entry("use_qk_clip").origin.clone()),
     }
 }

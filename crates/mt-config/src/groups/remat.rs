@@ -120,9 +120,16 @@ group! {
         mlpwi_0: TensorLocation,
         mlpwi_1: TensorLocation,
         mlpwo: TensorLocation,
+        moe_mlpwi_0: TensorLocation,
+        moe_mlpwi_1: TensorLocation,
+        moe_mlpwo: TensorLocation,
         query_proj: TensorLocation,
         key_proj: TensorLocation,
         value_proj: TensorLocation,
+        query_wa_proj: TensorLocation,
+        kv_wa_proj: TensorLocation,
+        mla_q: TensorLocation,
+        mla_kv: TensorLocation,
         qkv_proj: TensorLocation,
         kv_proj: TensorLocation,
         out_proj: TensorLocation,
@@ -150,7 +157,7 @@ impl RematGroup {
             Meaning::Tensors(tensors) => {
                 let named =
                     tensors.iter().flat_map(|(names, place)| names.iter().map(|name| (*name, *place)));
-                Some(named.collect())
+                Some(named.flat_map(with_experts).collect())
             }
         }
     }
@@ -175,6 +182,13 @@ impl RematGroup {
             own("mlpwi_0", self.mlpwi_0),
             own("mlpwi_1", self.mlpwi_1),
             own("mlpwo", self.mlpwo),
+            own("query_wa_proj", self.query_wa_proj),
+            own("kv_wa_proj", self.kv_wa_proj),
+            own("mla_q", self.mla_q),
+            own("mla_kv", self.mla_kv),
+            ("moe_mlpwi_0", vec![("moe_mlpwi_0", self.moe_mlpwi_0), ("mlpwi_0", self.mlpwi_0)]),
+            ("moe_mlpwi_1", vec![("moe_mlpwi_1", self.moe_mlpwi_1), ("mlpwi_1", self.mlpwi_1)]),
+            ("moe_mlpwo", vec![("moe_mlpwo", self.moe_mlpwo), ("mlpwo", self.mlpwo)]),
         ];
         // The first key with a request decides. A `remat`, the default, counts as a request only if it was set by hand.
         let asks = |key: &str, location| location != TensorLocation::Remat || self.asked.contains(&key);
@@ -197,6 +211,17 @@ impl RematGroup {
         .filter_map(|(offloads, key)| offloads.then_some(key))
         .collect()
     }
+}
+
+/// A tensor of feed-forward layers, and that of experts which policies treat alike.
+fn with_experts((name, place): (&'static str, KeptIn)) -> impl Iterator<Item = (&'static str, KeptIn)> {
+    let of_experts = match name {
+        "mlpwi_0" => Some("moe_mlpwi_0"),
+        "mlpwi_1" => Some("moe_mlpwi_1"),
+        "mlpwo" => Some("moe_mlpwo"),
+        _ => None,
+    };
+    [name].into_iter().chain(of_experts).map(move |name| (name, place))
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use mt_shape::Topology;
 
 use super::{
-    AheadGroup, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType, DebugGroup,
-    DecodeGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, PlacementGroup, RunGroup,
-    TokenizerGroup, TokenizerType,
+    AheadGroup, AttentionType, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType,
+    DebugGroup, DecodeGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, PlacementGroup,
+    RunGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -178,6 +178,19 @@ impl TrainConfig {
 }
 
 impl DecodeConfig {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.model.layers.attention_type == AttentionType::Full {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but a model whose tokens attend to later ones cannot generate them one by one",
+                    config.stated("attention_type")
+                ),
+                "train a model with `attention_type=global` to generate text; `maxtext logits` applies this one to \
+                 whole rows",
+            ));
+        }
+    }
+
     /// The groups for loading the model.
     pub fn loading(&self) -> LoadConfig {
         LoadConfig {
@@ -188,9 +201,6 @@ impl DecodeConfig {
             debug: self.debug.clone(),
         }
     }
-
-    /// No combination of groups is wrong.
-    fn check(&self, _config: &Config, _problems: &mut Vec<Problem>) {}
 }
 
 impl LoadConfig {

@@ -26,7 +26,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<AttentionType>(
                 "attention_type",
                 "global",
-                "Which earlier positions a position attends to.",
+                "Which positions a position attends to: earlier ones, or with `full` all of them.",
             )
             .acts_on("attention"),
             Key::boolean("float32_qk_product", false, "Multiply queries and keys in float32.")
@@ -236,11 +236,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "mla_qk_head_chunk_size",
                 0,
-                "Number of heads whose products of queries and keys are computed at a time; 0 \
-                 for all.",
+                "Number of heads at a time in the products of queries and keys of the indexer, and in those that \
+                 its loss compares with; 0 for all.",
             )
             .at_least(0.0)
-            .refused(features::LATENT_ATTENTION)
+            .no_effect_here(
+                "long rows are processed a few queries at a time, which bounds the memory of the products of all heads",
+            )
             .acts_on("attention")
             .may_change(),
         ],
@@ -253,23 +255,21 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "moba",
                 false,
-                "Let each query attend only to the blocks of keys that match it best.",
+                "Let each query attend only to the chunks of keys that match it best: its own chunk, and earlier ones \
+                 of its document with the largest products of query and mean key.",
             )
-            .refused(features::BLOCK_ATTENTION)
             .acts_on("attention"),
             Key::integer(
                 "moba_chunk_size",
                 1024,
-                "Number of positions in one of the blocks that `moba` chooses from.",
+                "Number of positions in one of the chunks that `moba` chooses from, counted from the beginning of a row.",
             )
             .at_least(1.0)
-            .refused(features::BLOCK_ATTENTION)
             .only_with("moba", &[])
             .acts_on("attention"),
-            Key::integer("moba_topk", 8, "Number of blocks that each query attends to under `moba`.")
+            Key::integer("moba_topk", 8, "Number of chunks that each query attends to under `moba`.")
                 .at_least(1.0)
-                .refused(features::BLOCK_ATTENTION)
-                .only_with("moba", &[])
+                    .only_with("moba", &[])
                 .acts_on("attention"),
         ],
     },
@@ -688,7 +688,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Leave rotated pairs next to each other instead of moving them into the halves \
                  of a head.",
             )
-            .refused(features::YARN)
+            .no_effect_here("products of queries and keys do not depend on the order of a head's dimensions")
             .only_with("rope_type", &["yarn"])
             .acts_on("rotary embedding"),
         ],

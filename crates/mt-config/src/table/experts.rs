@@ -45,12 +45,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "moe_expert_input_dim",
                 -1,
-                "Width of the tokens that enter the experts; -1 for the width of the residual \
-                 stream.",
+                "Width of the vectors that enter the experts, which equals `attention_output_dim`.",
             )
             .at_least(-1.0)
-            .refused(features::MIXTURES_OF_EXPERTS)
-            .only_with("num_experts", &[])
+            .only_with("decoder_block", &["qwen3_custom_moe"])
             .acts_on("experts"),
             Key::integer(
                 "base_moe_mlp_dim",
@@ -117,9 +115,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "use_random_routing",
                 false,
-                "Send tokens to random experts, to measure speed with an even load.",
+                "Send tokens to experts chosen at random, to measure speed with an even load. The choice follows \
+                 from the number and the position of a token.",
             )
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("experts"),
             Key::integer(
@@ -136,8 +134,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Gather the weights of experts over `fsdp` and `fsdp_transpose` one after the \
                  other.",
             )
-            .refused(features::MIXTURES_OF_EXPERTS)
-            .only_with("num_experts", &[])
+            .no_effect_here("XLA decides how sharded weights are gathered")
             .acts_on("placement")
             .may_change(),
             Key::boolean(
@@ -303,8 +300,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Multiply the scale of each expert into its weights ahead of inference.",
             )
-            .refused(features::MIXTURES_OF_EXPERTS)
-            .only_with("num_experts", &[])
+            .no_effect_here(
+                "the scale of an expert is part of the weight that multiplies its output anyway, and needs no product \
+                 of its own",
+            )
             .acts_on("experts")
             .may_change(),
         ],

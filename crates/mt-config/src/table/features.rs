@@ -2,10 +2,8 @@
 
 pub(crate) const APPROXIMATE_INDEXER: &str = "approximate search of the attention indexer";
 pub(crate) const ARRAY_RECORD: &str = "data in ArrayRecord files";
-pub(crate) const ATTENTION_OUTPUT_OF_ANOTHER_WIDTH: &str = "attention output of another width";
 pub(crate) const AUDIO_MODELS: &str = "audio models";
 pub(crate) const BENCHMARKS_OF_INFERENCE: &str = "benchmarks of inference";
-pub(crate) const BLOCK_ATTENTION: &str = "mixtures of block attention";
 pub(crate) const BLOCK_DIFFUSION: &str = "block diffusion";
 pub(crate) const BLOCKS_UNLIKE_THEIR_FAMILYS: &str = "changes to a family's blocks";
 pub(crate) const CHUNKED_PREFILL: &str = "prefill in pieces";
@@ -24,14 +22,10 @@ pub(crate) const EMERGENCY_CHECKPOINTS: &str = "emergency checkpoints";
 pub(crate) const ENGRAM_LAYERS: &str = "engram layers";
 pub(crate) const EXCHANGE_OF_HEADS: &str = "attention that exchanges heads between devices";
 pub(crate) const EXPERT_PARALLELISM: &str = "further options of expert parallelism";
-pub(crate) const FLOAT32_ACTIVATION_FUNCTIONS_IN_A_BFLOAT16_MODEL: &str =
-    "float32 activation functions in a bfloat16 model";
 pub(crate) const FORMATTING_FUNCTIONS: &str = "formatting functions in Python";
-pub(crate) const FUSED_FEED_FORWARD_PROJECTIONS: &str = "fused feed-forward projections";
 pub(crate) const HOSTS_WITHOUT_DATA: &str = "hosts that read no data of their own";
 pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
 pub(crate) const HYPER_CONNECTIONS: &str = "hyper-connections";
-pub(crate) const LATENT_ATTENTION: &str = "further options of multi-head latent attention";
 pub(crate) const LOG_PROBABILITIES_OF_DECODED_TOKENS: &str = "log-probabilities of decoded tokens";
 pub(crate) const LORA_ADAPTERS: &str = "LoRA adapters";
 pub(crate) const MEMORY_ESTIMATES: &str = "memory estimates";
@@ -42,7 +36,6 @@ pub(crate) const MULTIMODAL_MODELS: &str = "multimodal models";
 pub(crate) const MULTI_TIER_CHECKPOINTS: &str = "multi-tier checkpoints";
 pub(crate) const OCDBT_CHECKPOINTS: &str = "checkpoints in an OCDBT database";
 pub(crate) const OLMO_DATA: &str = "OLMo data";
-pub(crate) const OTHER_ATTENTION_TYPES: &str = "other attention types";
 pub(crate) const PAGED_CACHE: &str = "a paged cache";
 pub(crate) const PIPELINE_PARALLELISM: &str = "pipeline parallelism";
 pub(crate) const PREFERENCE_OPTIMIZATION: &str = "preference optimization";
@@ -51,7 +44,6 @@ pub(crate) const PROCESSES: &str = "several processes";
 pub(crate) const PROFILES_BY_NSYS: &str = "profiles by Nsight Systems";
 pub(crate) const PROFILES_OVER_A_PORT: &str = "profiles over a network port";
 pub(crate) const PROFILE_OPTIONS_OF_TPUS: &str = "options of TPU profiles";
-pub(crate) const QK_NORM: &str = "normalized queries and keys without a scale";
 pub(crate) const QUANTIZATION: &str = "quantization";
 pub(crate) const QUANTIZED_CACHE: &str = "a quantized cache";
 pub(crate) const QUANTIZED_CHECKPOINTS: &str = "quantized checkpoints";
@@ -70,7 +62,6 @@ pub(crate) const TENSORFLOW_DATASETS: &str = "TensorFlow datasets";
 pub(crate) const TOKENIZED_DATA: &str = "data that is already tokenized";
 pub(crate) const WANDB: &str = "Weights & Biases";
 pub(crate) const WRITING_ZARR_VERSION_2: &str = "writing Zarr version 2";
-pub(crate) const YARN: &str = "variants of YaRN";
 
 /// Alternatives to some of the features.
 const INSTEAD: &[(&str, &str)] = &[

@@ -601,8 +601,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Compute the experts' gate and input projections with one grouped matrix \
                  product.",
             )
-            .refused(features::MIXTURES_OF_EXPERTS)
-            .only_with("num_experts", &[])
+            .only_with("sparse_matmul", &["true"])
             .acts_on("experts")
             .may_change(),
             Key::integer(

@@ -6,6 +6,10 @@ use crate::{
     key::{Key, Literal},
 };
 
+/// Families that normalize queries and keys, whatever `use_qk_norm` is.
+const NORMALIZED_FAMILIES: &[&str] =
+    &["gemma3", "gemma4", "gemma4_small", "olmo3", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5"];
+
 const DTYPES: &[&str] = &["bfloat16", "float32", "float16"];
 
 pub(super) const GROUPS: &[KeyGroup] = &[
@@ -87,20 +91,20 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "fused_mlp",
                 false,
-                "Compute the gate and the input of the feed-forward layer with one matrix.",
+                "Store the gate and input projections of feed-forward layers as one array in checkpoints. The \
+                 computation is the same.",
             )
-            .refused(features::FUSED_FEED_FORWARD_PROJECTIONS)
             .acts_on("feed-forward layers"),
             Key::boolean("attention_bias", false, "Add biases to the attention projections.")
                 .acts_on("attention"),
             Key::integer(
                 "attention_output_dim",
                 -1,
-                "Width of the output of attention; -1 for the width of the residual stream.",
+                "Width of the output of attention, which the experts read instead of the residual stream.",
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(0)])
-            .refused(features::ATTENTION_OUTPUT_OF_ANOTHER_WIDTH)
+            .only_with("decoder_block", &["qwen3_custom_moe"])
             .acts_on("attention"),
             Key::integer(
                 "global_head_dim",
@@ -124,7 +128,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 true,
                 "Multiply normalized queries and keys by a learned scale.",
             )
-            .refused(features::QK_NORM)
+            .only_with("use_qk_norm", &[])
+            .only_with("decoder_block", NORMALIZED_FAMILIES)
             .acts_on("normalization"),
             Key::boolean("v_norm_with_scale", true, "Multiply normalized values by a learned scale.")
                 .no_effect_here(
@@ -162,8 +167,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .acts_on("model"),
             Key::boolean("activations_in_float32", false, "Apply activation functions in float32.")
-                .refused(features::FLOAT32_ACTIVATION_FUNCTIONS_IN_A_BFLOAT16_MODEL)
-                .only_with("dtype", &["bfloat16"])
+                    .only_with("dtype", &["bfloat16"])
                 .acts_on("feed-forward layers"),
             Key::text("dtype_mm", "float32", "Element type of activations in the encoders of images and other media.")
                 .refused(features::MULTIMODAL_MODELS)

@@ -92,22 +92,17 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         ),
         location(
             "moe_mlpwi_0",
-            "Recompute the gate projections of experts in the backward pass, or keep them \
-             on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::MIXTURES_OF_EXPERTS),
-        location(
-            "moe_mlpwi_1",
-            "Recompute the input projections of experts in the backward pass, or keep them \
-             on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::MIXTURES_OF_EXPERTS),
+            "Recompute the gate projections of experts in the backward pass, or keep them on the device or the \
+             host (`remat_policy=custom`). The key takes precedence over `mlpwi_0`, even with `remat` if that is \
+             set by hand. Where devices of a mesh split experts or tokens under `sparse_matmul`, the \
+             projections are always recomputed.",
+        ),
+        location("moe_mlpwi_1", "As `moe_mlpwi_0`, for the input projections of experts and `mlpwi_1`."),
         location(
             "moe_mlpwo",
-            "Recompute the outputs of experts in the backward pass, or keep them on the \
-             device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::MIXTURES_OF_EXPERTS),
+            "Recompute the summed outputs of experts in the backward pass, or keep them on the device or the host \
+             (`remat_policy=custom`). The key takes precedence over `mlpwo`.",
+        ),
         location(
             "query_proj",
             "Recompute the query projections in the backward pass, or keep them on the \
@@ -125,16 +120,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         ),
         location(
             "query_wa_proj",
-            "Recompute the low-rank queries of latent attention in the backward pass, or \
+            "Recompute the latent vectors of queries before their norm in the backward pass, or \
              keep them on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::LATENT_ATTENTION),
+        ),
         location(
             "kv_wa_proj",
-            "Recompute the low-rank keys and values of latent attention in the backward \
+            "Recompute the latent vectors of keys and values before their norm, with the rotated keys, in the backward \
              pass, or keep them on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::LATENT_ATTENTION),
+        ),
         location(
             "qkv_proj",
             "Recompute the query, key and value projections in the backward pass, or keep them on the \
@@ -148,16 +141,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         ),
         location(
             "mla_q",
-            "Recompute the full queries of latent attention in the backward pass, or keep \
+            "Recompute the normalized latent vectors of queries in the backward pass, or keep \
              them on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::LATENT_ATTENTION),
+        ),
         location(
             "mla_kv",
-            "Recompute the full keys and values of latent attention in the backward pass, \
+            "Recompute the normalized latent vectors of keys and values in the backward pass, \
              or keep them on the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::LATENT_ATTENTION),
+        ),
         location(
             "attention_out",
             "Recompute the input of attention's output projection in the backward pass, or keep it on the \

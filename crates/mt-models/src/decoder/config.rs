@@ -5,7 +5,7 @@ use mt_shape::{Axis, DType};
 use mt_trace::{Precision, SavePolicy};
 
 use super::{
-    AttentionConfig, FeedForwardConfig, LayerRun, MixerConfig, MlpConfig,
+    AttentionConfig, AttentionThenExpertsConfig, FeedForwardConfig, LayerRun, MixerConfig, MlpConfig,
     part::{PartDescription, SpecBuilder},
 };
 
@@ -144,14 +144,20 @@ impl LayerConfig {
         mixer.into_iter().chain(self.feed_forward.as_deref())
     }
 
-    /// The mixer, if it is attention.
+    /// The mixer, or its part, that is attention.
     pub fn attention(&self) -> Option<&AttentionConfig> {
-        self.mixer.as_ref()?.get()
+        let mixer = self.mixer.as_ref()?;
+        let with_experts = || Some(&mixer.get::<AttentionThenExpertsConfig>()?.attention);
+        mixer.get().or_else(with_experts)
     }
 
     /// As [`Self::attention`], mutable.
     pub fn attention_mut(&mut self) -> Option<&mut AttentionConfig> {
-        self.mixer.as_mut()?.get_mut()
+        let mixer = self.mixer.as_mut()?;
+        if mixer.get::<AttentionThenExpertsConfig>().is_some() {
+            return Some(&mut mixer.get_mut::<AttentionThenExpertsConfig>()?.attention);
+        }
+        mixer.get_mut()
     }
 
     /// The feed-forward part, if it is a dense MLP.

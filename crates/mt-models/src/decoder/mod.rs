@@ -401,6 +401,7 @@ impl Description for Decoder {
                 place,
                 queries: weights.queries,
                 keys: weights.keys,
+                plain: weights.plain,
                 are_normalized: weights.are_normalized,
             }));
         });

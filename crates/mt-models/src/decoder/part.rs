@@ -192,6 +192,7 @@ impl<'t> PartInputs<'_, 't> {
 pub struct PartScoreWeights {
     pub queries: Vec<usize>,
     pub keys: Vec<usize>,
+    pub plain: Option<usize>,
     pub are_normalized: bool,
 }
 

@@ -22,6 +22,8 @@ pub struct AttentionFlops {
     pub window: Option<usize>,
     /// The length of the longest rows for which the layer does not compute these pairs.
     pub above: usize,
+    /// Whether queries see no later positions.
+    pub is_causal: bool,
 }
 
 impl FlopCount {
@@ -35,6 +37,9 @@ impl FlopCount {
             .filter(|layer| length > layer.above)
             .map(|layer| {
                 let length = length as f64;
+                if !layer.is_causal {
+                    return 6.0 * layer.width as f64 * length * length * rows as f64;
+                }
                 let pairs = match layer.window.map(|window| window as f64).filter(|window| *window < length) {
                     // The first tokens of a row see fewer positions than the window.
                     Some(window) => window * (length - window / 2.0),

@@ -27,6 +27,11 @@ pub trait Description: ForwardPass {
     /// The FLOPs of training.
     fn flops(&self) -> FlopCount;
 
+    /// Whether a token's logits depend on no later tokens, so that the model can generate text.
+    fn is_causal(&self) -> bool {
+        self.flops().attention.iter().all(|layer| layer.is_causal)
+    }
+
     /// The number of parameters.
     fn num_parameters(&self) -> usize {
         self.parameters().iter().map(|(_, spec)| spec.num_weights()).sum()

@@ -6,7 +6,9 @@ use mt_config::{
 };
 use mt_nn::{
     Activation, DENSE, NormOptions, RotaryExtent, RotaryOptions, RotaryScaling,
-    attention::{AttentionKernel, AttentionOptions, BlockSizes, MaskSpec, PassBlocks},
+    attention::{
+        AttentionKernel, AttentionOptions, BlockSizes, ChosenChunks, MaskSpec, NormalizedHeads, PassBlocks,
+    },
     axes,
     experts::{
         ExpertComputation, ExpertGroups, ExpertOptions, GatedUnit, GroupScore, RouterBias, RouterOptions,
@@ -170,8 +172,10 @@ pub(super) fn experts(group: &ModelGroup, scores: Scores) -> Result<ExpertsConfi
             },
             unit: GatedUnit::Product(gated_activations(group)?),
             weighs_inputs: false,
+            functions_in_f32: group.activations_in_float32,
             sums_in_f32: keys.float32_weight_sum,
             computation,
+            merges_inputs: keys.merge_gating_gmm,
         },
         embed: group.emb_dim(),
         width: axis(axes::MLP, group.moe_mlp_dim()),
@@ -181,6 +185,7 @@ pub(super) fn experts(group: &ModelGroup, scores: Scores) -> Result<ExpertsConfi
             (false, true) => ExpertPlacement::ExpertsAndInputs,
             (false, false) => ExpertPlacement::Usual,
         },
+        is_random: keys.use_random_routing,
         router_bias: false,
         per_expert_scale: false,
         shared: None,
@@ -196,7 +201,9 @@ pub(super) fn shared_experts(group: &ModelGroup) -> Result<Option<SharedExperts>
     Ok((count > 0).then(|| SharedExperts {
         width: axis(axes::MLP, count * group.moe_mlp_dim()),
         activations,
+        in_f32: group.activations_in_float32,
         gated: false,
+        stored_fused: group.layers.fused_mlp,
     }))
 }
 
@@ -231,6 +238,7 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
         options: AttentionOptions {
             scale: layers.query_pre_attn_scalar.unwrap_or(group.head_dim as f64).powf(-0.5),
             kernel: match group.attention {
+                _ if layers.moba => AttentionKernel::Dense,
                 AttentionKind::Autoselected => AttentionKernel::Automatic,
                 AttentionKind::DotProduct => AttentionKernel::Dense,
                 AttentionKind::Flash => AttentionKernel::Blockwise,
@@ -243,9 +251,14 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
                 }
                 AttentionType::LocalSliding => local_mask(group),
                 AttentionType::Global | AttentionType::Latent => MaskSpec::CAUSAL,
+                AttentionType::Full => MaskSpec { causal: false, window: None, chunk: None },
             },
             soft_cap: layers.attn_logits_soft_cap.filter(|cap| *cap > 0.0),
             norm: norm(group, 0.0),
+            chosen_chunks: layers
+                .moba
+                .then_some(ChosenChunks { size: layers.moba_chunk_size, count: layers.moba_topk }),
+            normalize_projected: None,
             normalize_values: false,
             normalize_rotated: false,
             is_interleaved: false,
@@ -253,6 +266,18 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
             blocks: pass_blocks(group.blocks.sizes()),
             local_blocks: pass_blocks(group.blocks.local_sizes()),
         },
+    }
+}
+
+/// Makes norms of queries and keys multiply by no scale.
+pub(super) fn drop_query_key_scales(config: &mut DecoderConfig) {
+    for attention in config.layers.iter_mut().filter_map(LayerConfig::attention_mut) {
+        attention.options.normalize_projected = match attention.query_key_norm {
+            QueryKeyNorm::None => None,
+            QueryKeyNorm::PerHead => Some(NormalizedHeads::Each),
+            QueryKeyNorm::AllHeads => Some(NormalizedHeads::All),
+        };
+        attention.query_key_norm = QueryKeyNorm::None;
     }
 }
 
@@ -381,5 +406,11 @@ fn mlp(group: &ModelGroup) -> Result<MlpConfig, ModelError> {
     if !(1..=2).contains(&activations.len()) {
         return Err(ModelError::Activations(activations.len()));
     }
-    Ok(MlpConfig { width: axis(axes::MLP, group.mlp_dim()), activations, bias: group.layers.mlp_bias })
+    Ok(MlpConfig {
+        width: axis(axes::MLP, group.mlp_dim()),
+        activations,
+        in_f32: group.activations_in_float32,
+        bias: group.layers.mlp_bias,
+        stored_fused: group.layers.fused_mlp,
+    })
 }

@@ -18,6 +18,7 @@ mod names;
 mod olmo;
 mod qwen;
 mod qwen3_5;
+mod qwen3_custom;
 mod qwen_hybrid;
 mod simple;
 
@@ -29,7 +30,9 @@ pub use names::{Along, Fused, FusedOrder, Layout, Placeholder, Portion, TensorNa
 
 use crate::{
     ModelError, StoredParameter, StoredSlice,
-    decoder::{Decoder, DecoderConfig, LayerConfig, NormKind, Parameter, Place},
+    decoder::{
+        Decoder, DecoderConfig, ExpertsConfig, LayerConfig, MlpAndExpertsConfig, NormKind, Parameter, Place,
+    },
     hugging_face::{Described, Field},
 };
 
@@ -106,6 +109,7 @@ pub static FAMILIES: &[&Family] = &[
     &qwen::QWEN2,
     &qwen::QWEN3,
     &qwen::QWEN3_MOE,
+    &qwen3_custom::QWEN3_CUSTOM_MOE,
     &qwen_hybrid::QWEN3_NEXT,
     &qwen3_5::QWEN3_5,
     &mixtral::MIXTRAL,
@@ -131,7 +135,10 @@ pub fn family_of(block: DecoderBlock) -> &'static Family {
 /// The configuration's values describe no valid model.
 pub fn build_decoder(group: &ModelGroup) -> Result<Decoder, ModelError> {
     let family = family_of(group.decoder_block);
-    let config = (family.describe)(group)?;
+    let mut config = (family.describe)(group)?;
+    if !group.layers.qk_norm_with_scale {
+        describe::drop_query_key_scales(&mut config);
+    }
     config.check()?;
     Ok(Decoder::new(config, family))
 }
@@ -171,6 +178,7 @@ impl Family {
             earlier: None,
         };
         if let Some(attention) = attention {
+            let role = role.strip_prefix("attention_then_experts.").unwrap_or(role);
             let is_query = role.starts_with("attention.query.");
             if is_query && self.folds_query_scale {
                 stored.scale = attention.options.scale;
@@ -196,6 +204,9 @@ impl Family {
         }
         if attention.is_some_and(|attention| attention.stored_fused) {
             self.fuse(config, role, &mut stored);
+        }
+        if let Some(count) = layer.and_then(|layer| fused_projections(layer, role)) {
+            fuse_inputs(config, role, count, &mut stored);
         }
         if stored != earlier {
             stored.earlier = Some(Box::new(earlier));
@@ -258,6 +269,35 @@ impl Family {
         part[0] = format!("mtp_{number}_{}", part[0]);
         [vec!["mtp_block".to_owned(), format!("mtp_layer_{number}")], part].concat()
     }
+}
+
+/// The number of input projections that MaxText's checkpoints hold as one array, if the parameter is of an MLP for which
+/// they do.
+fn fused_projections(layer: &LayerConfig, role: &str) -> Option<usize> {
+    let feed_forward = layer.feed_forward.as_ref()?;
+    let beside = feed_forward.get::<MlpAndExpertsConfig>();
+    let mlp = layer.mlp().or(beside.map(|both| &both.mlp)).filter(|mlp| mlp.stored_fused);
+    let experts = feed_forward.get::<ExpertsConfig>().or(beside.map(|both| &both.experts));
+    let shared = experts.and_then(|experts| experts.shared.as_ref()).filter(|shared| shared.stored_fused);
+    let is_of = |part: &str| role.split('.').rev().nth(2) == Some(part);
+    match (mlp, shared) {
+        (_, Some(_)) if is_of("shared") => Some(2),
+        (Some(mlp), _) if is_of("mlp") => Some(mlp.activations.len()),
+        _ => None,
+    }
+}
+
+/// Makes the input projections of an MLP slices of one array, `wi`: `[embed, 2, mlp]`, or `[2, mlp]` for biases.
+fn fuse_inputs(config: &DecoderConfig, role: &str, count: usize, stored: &mut StoredParameter) {
+    let names = ["wi_0", "wi_1"];
+    let Some(index) = names.iter().position(|name| role.split('.').any(|segment| segment == *name)) else {
+        return;
+    };
+    let axis = usize::from(role.ends_with(".kernel"));
+    rename(&mut stored.key, names[index], "wi");
+    stored.slice = Some(StoredSlice { axis, index, of: count, is_exact: true });
+    // The stored array has one more axis before which the layer axis may be.
+    stored.layer_axis = stored.layer_axis.map(|_| config.param_scan_axis.min(axis + 2));
 }
 
 /// The segments of a role, of which a table renames the beginning.

@@ -150,7 +150,9 @@ fn experts(group: &ModelGroup) -> Result<Option<ExpertsConfig>, ModelError> {
     experts.shared = Some(keys.shared_experts).filter(|count| *count > 0).map(|count| SharedExperts {
         width: axis(axes::MLP, count * group.moe_mlp_dim()),
         activations,
+        in_f32: group.activations_in_float32,
         gated: true,
+        stored_fused: group.layers.fused_mlp,
     });
     Ok(Some(experts))
 }

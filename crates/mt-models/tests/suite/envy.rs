@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The parameters of a model, from those of layers that are not scanned.
-fn parameters(golden: &Golden, arguments: &[&str]) -> Vec<HostArray> {
+pub fn parameters(golden: &Golden, arguments: &[&str]) -> Vec<HostArray> {
     let unrolled = decoder(&[arguments, &["scan_layers=false"]].concat());
     let specs = unrolled.parameters();
     let stored = unrolled.storage();

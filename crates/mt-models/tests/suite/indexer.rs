@@ -9,8 +9,8 @@ use mt_trace::program;
 use crate::{
     directory::Directory,
     harness::{
-        self, Batch, Parameters, cross_entropy, declare, declare_batch, decoder, f32_array, from_hugging_face,
-        gradients, largest_error, logits, options, parameters, relative_error,
+        self, Batch, Parameters, cross_entropy, declare, declare_batch, decoder, f32_array,
+        from_hugging_face, gradients, largest_error, logits, options, parameters, relative_error,
     },
 };
 
@@ -151,7 +151,10 @@ fn choosing_all_keys_is_plain_attention() {
             let made = gradients(&sparse, &parameters(&sparse), &batch);
             assert_eq!(made.logits.to_f64(), plain.logits.to_f64(), "{way} {topk}");
             let names = sparse.parameters();
-            let own = names.iter().zip(&made.gradients).filter(|((path, _), _)| !path.to_string().contains("indexer"));
+            let own = names
+                .iter()
+                .zip(&made.gradients)
+                .filter(|((path, _), _)| !path.to_string().contains("indexer"));
             let own: Vec<_> = own.map(|(_, gradient)| gradient.to_f64()).collect();
             let expected: Vec<_> = plain.gradients.iter().map(HostArray::to_f64).collect();
             assert!(own == expected, "{way} {topk}: gradients differ");
@@ -165,7 +168,8 @@ fn blocks_of_queries_change_nothing() {
     let batch = Batch::packed(&[&[90, 170], &[301]], 301, 40);
     for stage in [WARM_UP, SPARSE] {
         let of = |way: &[&str]| {
-            let keys = [TINY, &[stage, WEIGHTED, "indexer_topk=17", "base_num_decoder_layers=1"], way].concat();
+            let keys =
+                [TINY, &[stage, WEIGHTED, "indexer_topk=17", "base_num_decoder_layers=1"], way].concat();
             let model = decoder(&keys);
             let made = differentiate(&model, &parameters(&model), &batch, true);
             (model, made)

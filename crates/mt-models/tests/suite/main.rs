@@ -16,6 +16,7 @@ mod harness;
 mod hybrid;
 mod indexer;
 mod kernels;
+mod layer_options;
 mod length;
 mod logical_axes;
 mod lookups;

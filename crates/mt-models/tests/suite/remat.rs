@@ -199,9 +199,13 @@ fn every_family_names_its_tensors() {
     const ATTENTION: [&str; 6] =
         ["decoder_layer_input", "query_proj", "key_proj", "value_proj", "context", "attention_out"];
     const GATED: [&str; 2] = ["mlpwi_0", "mlpwi_1"];
+    const OF_EXPERTS: [&str; 2] = ["moe_mlpwi_0", "moe_mlpwi_1"];
+    const LATENTS: [&str; 4] = ["query_wa_proj", "kv_wa_proj", "mla_q", "mla_kv"];
     let check = |arguments: &[&str], expected: &[&[&str]]| {
         let expected: Vec<&str> = expected.concat();
-        let keys = [&ATTENTION[..], &["out_proj", "mlpwi", "mlpwo"], &GATED].concat();
+        let keys =
+            [&ATTENTION[..], &["out_proj", "mlpwi", "mlpwo", "moe_mlpwo"], &GATED, &OF_EXPERTS, &LATENTS];
+        let keys = keys.concat();
         for key in keys {
             let own = format!("{key}=offload");
             // The input of a recomputed region is kept in any case, but on the device unless its name is offloaded.
@@ -227,6 +231,35 @@ fn every_family_names_its_tensors() {
     }
     let ungated = [&ATTENTION[..], &["out_proj", "mlpwi"]];
     check(&["decoder_block=gpt3", "mlp_activations=[gelu]", "trainable_position_size=64"], &ungated);
+    // The keys of MLPs hold for experts, too.
+    let experts = ["num_experts=4", "num_experts_per_tok=2", "base_moe_mlp_dim=32"];
+    let with_experts = [&ATTENTION[..], &["out_proj"], &GATED, &OF_EXPERTS];
+    for computation in [
+        &["sparse_matmul=true"][..],
+        &["merge_gating_gmm=true"],
+        &["sparse_matmul=false"],
+        &["sparse_matmul=false", "capacity_factor=1.5"],
+    ] {
+        check(&[&["decoder_block=mixtral"], &experts[..], computation].concat(), &with_experts);
+    }
+    let custom = ["decoder_block=qwen3_custom_moe", "attention_output_dim=24", "moe_expert_input_dim=24"];
+    let read = [&ATTENTION[..], &["out_proj", "mlpwo", "moe_mlpwo"], &GATED, &OF_EXPERTS];
+    check(&[&custom[..], &experts].concat(), &read);
+    let latent = ["decoder_block=deepseek", "attention_type=mla", "q_lora_rank=12", "kv_lora_rank=8"];
+    check(&latent, &[&ATTENTION, &["out_proj"], &GATED, &LATENTS]);
+}
+
+/// The key of experts decides over that of MLPs, which both have.
+#[test]
+fn experts_can_be_kept_alone() {
+    let kept = |keys: &[&str]| -> Vec<&'static str> {
+        let group = ModelGroup::from_config(&config(&[&["remat_policy=custom"], keys].concat())).unwrap();
+        let kept = group.remat.kept().unwrap().into_iter().map(|(name, _)| name);
+        kept.filter(|name| name.contains("mlpw")).collect()
+    };
+    assert_eq!(kept(&["moe_mlpwi_0=device"]), ["moe_mlpwi_0"]);
+    assert_eq!(kept(&["mlpwi_1=device"]), ["mlpwi_1", "moe_mlpwi_1"]);
+    assert_eq!(kept(&["mlpwo=device", "moe_mlpwo=remat"]), ["mlpwo"]);
 }
 
 /// Bytes of temporaries for the gradients of a model that is wide relative to its sequence length.

@@ -165,8 +165,15 @@ impl<'t> LatentAttention<Tensor<'t>> {
                 match indexer.zip(latents.index_key).filter(|(indexer, _)| !is_all(&indexer.options)) {
                     Some((Indexing { queries, options: indexing }, index_key)) => {
                         let choices = Choices { index_key, keys_values };
-                        let AttendedChosen { context, loss } =
-                            attend_to_chosen(query, queries, choices, segments, &indexing, options, with_scores);
+                        let AttendedChosen { context, loss } = attend_to_chosen(
+                            query,
+                            queries,
+                            choices,
+                            segments,
+                            &indexing,
+                            options,
+                            with_scores,
+                        );
                         indexer_loss = loss;
                         context
                     }
@@ -199,7 +206,7 @@ impl<'t> LatentAttention<Tensor<'t>> {
             (Some(query), ..) => (query.forward(x, &[EMBED]), None),
             (None, Some(wq_a), Some(norm), Some(wq_b)) => {
                 let latent = wq_a.forward(x, &[EMBED]).named("query_wa_proj");
-                let latent = norm.forward(latent, QUERY_LATENT, options.norm);
+                let latent = norm.forward(latent, QUERY_LATENT, options.norm).named("mla_q");
                 (wq_b.forward(latent, &[QUERY_LATENT]), Some(latent))
             }
             _ => unreachable!("queries have a latent vector or a projection"),
@@ -219,6 +226,7 @@ impl<'t> LatentAttention<Tensor<'t>> {
         let LatentSizes { latent, rotated, .. } = sizes;
         let both = self.wkv_a.forward(x, &[EMBED]).constrain(&LATENTS).named("kv_wa_proj");
         let latent_vector = self.kv_norm.forward(both.slice(LATENT, 0, latent), LATENT, options.norm);
+        let latent_vector = latent_vector.named("mla_kv");
         let keys = both.slice(LATENT, latent, latent + rotated).rename(LATENT, HEAD_DIM);
         Latents {
             latent: latent_vector.rename(POSITION, KV_POSITION),

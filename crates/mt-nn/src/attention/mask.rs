@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use mt_shape::DType;
+use mt_shape::{Axis, DType};
 use mt_trace::Tensor;
 
 use crate::{
@@ -93,29 +93,36 @@ impl<'t> Segments<'t> {
         Self { query: segmentation, key, first_query: None, order }
     }
 
+    /// The places of queries and of keys. A prompt shorter than the longest one leaves slots of a cache empty before the
+    /// generated tokens; with `of_tokens` these have no place.
+    ///
+    /// # Shapes
+    /// `i32[position], i32[kv_position]`, or `i32[batch, …]` in a cache with `of_tokens`
+    pub(super) fn places(self, of_tokens: bool) -> (Tensor<'t>, Tensor<'t>) {
+        let region = self.query.region();
+        let (queries, keys) = (self.query.axis(POSITION), self.key.axis(KV_POSITION));
+        let place = |of: Axis| self.order.places(region.iota(DType::I32, of), of.size);
+        match self.first_query {
+            None => (place(queries), place(keys)),
+            Some(first) if of_tokens => {
+                let keys = self.key.differs(0.0).cast(DType::I32).cumulative_sum(KV_POSITION) - 1.0;
+                let own = keys.dynamic_slice(KV_POSITION, first, queries.size);
+                (own.rename(KV_POSITION, POSITION), keys)
+            }
+            Some(first) => (place(queries) + first, place(keys)),
+        }
+    }
+
     /// The mask of pairs: whether each query sees each key.
     ///
     /// # Shapes
     /// `bool[batch, position, kv_position]`
     #[track_caller]
     pub fn mask(self, spec: MaskSpec) -> Tensor<'t> {
-        let region = self.query.region();
-        let (queries, keys) = (self.query.axis(POSITION), self.key.axis(KV_POSITION));
+        let keys = self.key.axis(KV_POSITION);
         let pair = [&*self.query.axes(), &[keys]].concat();
         let same = self.query.broadcast(&pair).equals(self.key);
-        let mut query_place = self.order.places(region.iota(DType::I32, queries), queries.size);
-        let mut key_place = self.order.places(region.iota(DType::I32, keys), keys.size);
-        if let Some(first) = self.first_query {
-            if spec.window.is_some() || spec.chunk.is_some() {
-                // A prompt shorter than the longest one leaves slots empty before the generated tokens; they have no
-                // place.
-                key_place = self.key.differs(0.0).cast(DType::I32).cumulative_sum(KV_POSITION) - 1.0;
-                let own = key_place.dynamic_slice(KV_POSITION, first, queries.size);
-                query_place = own.rename(KV_POSITION, POSITION);
-            } else {
-                query_place = query_place + first;
-            }
-        }
+        let (query_place, key_place) = self.places(spec.window.is_some() || spec.chunk.is_some());
         match spec.allows(query_place, key_place) {
             Some(allowed) => same.logical_and(allowed.broadcast(&pair)),
             None => same,

@@ -2,6 +2,7 @@
 
 mod blockwise;
 mod cache;
+mod chosen_chunks;
 mod dense;
 mod indexer;
 mod latent;
@@ -24,6 +25,7 @@ use crate::{
 
 pub use blockwise::{block_size, blockwise};
 pub use cache::{CachedKeysValues, KeysValues};
+pub use chosen_chunks::ChosenChunks;
 pub use dense::dense;
 pub use indexer::{CUTOFF, Indexer, IndexerLoss, IndexerOptions, queries_at_once};
 pub use latent::{
@@ -43,10 +45,14 @@ pub struct AttentionOptions {
     /// Computes attention logits in `f32`, whatever the type of queries and keys.
     pub float32_scores: bool,
     pub mask: MaskSpec,
+    /// The chunks that queries see, if they choose them. Attention is then dense.
+    pub chosen_chunks: Option<ChosenChunks>,
     /// With a cap of `c`, logits `s` become `c · tanh(s / c)`, which lies within `-c..c`.
     pub soft_cap: Option<f64>,
     /// Options of the norms of queries, keys and values.
     pub norm: NormOptions,
+    /// Normalizes projected queries and keys before their rotation, without a scale.
+    pub normalize_projected: Option<NormalizedHeads>,
     /// Normalizes the values of each head, without a scale.
     pub normalize_values: bool,
     /// Normalizes the queries and keys of each head after their rotation, without a scale (Llama 4).
@@ -60,6 +66,15 @@ pub struct AttentionOptions {
     pub blocks: PassBlocks,
     /// The blocks of layers that see a window of keys.
     pub local_blocks: PassBlocks,
+}
+
+/// The heads over which a norm of queries or keys takes its mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormalizedHeads {
+    /// Each head alone.
+    Each,
+    /// All heads together.
+    All,
 }
 
 /// The sizes of blocks in both passes.
@@ -306,7 +321,7 @@ impl<'t> Attention<Tensor<'t>> {
         // Where devices split the heads, each attends to copies of keys and values that the cache does not have.
         let cache = inputs.cache.filter(|_| {
             let is_attended = inputs.segments.first_query.is_some();
-            is_attended && num_parts == 1 && !inputs.with_scores
+            is_attended && num_parts == 1 && !inputs.with_scores && options.chosen_chunks.is_none()
         });
         let Context { context, largest_scores } = match written.zip(cache) {
             Some((own, cache)) => cache::attend(query, own, cache, sinks, inputs.segments, options),
@@ -403,9 +418,15 @@ fn prepared<'t>(
     angles: Option<RotaryAngles<'t>>,
     options: &AttentionOptions,
 ) -> Tensor<'t> {
-    let normalized = match norm {
-        Some(norm) => norm.forward_over_scale(projected, options.norm),
-        None => projected,
+    let epsilon = options.norm.epsilon;
+    let normalized = match (norm, options.normalize_projected) {
+        (Some(norm), _) => norm.forward_over_scale(projected, options.norm),
+        (None, Some(NormalizedHeads::Each)) => rms_normalize(projected, &[HEAD_DIM], epsilon),
+        (None, Some(NormalizedHeads::All)) => {
+            let heads = if projected.has_axis(QUERY_HEADS) { QUERY_HEADS } else { KV_HEADS };
+            rms_normalize(projected, &[heads, HEAD_DIM], epsilon)
+        }
+        (None, None) => projected,
     };
     let Some(angles) = angles else { return normalized };
     let rotated = match options.is_interleaved {
@@ -413,7 +434,7 @@ fn prepared<'t>(
         false => angles.rotate(normalized),
     };
     if options.normalize_rotated {
-        return rms_normalize(rotated, &[HEAD_DIM], options.norm.epsilon);
+        return rms_normalize(rotated, &[HEAD_DIM], epsilon);
     }
     rotated
 }
@@ -442,12 +463,17 @@ fn attend<'t>(
     let length = query.axis(POSITION).size;
     // Blockwise attention assumes that queries and keys have the same places, which does not hold with a cache.
     let is_cached = segments.first_query.is_some();
-    if is_cached || options.kernel.is_dense(length) {
+    if is_cached || options.kernel.is_dense(length) || options.chosen_chunks.is_some() {
         // Queries may be split over devices; each sees all keys. A cache keeps its placement, because it is larger than
         // the results of a few queries.
         let placed = |tensor: &Tensor<'t>| if is_cached { *tensor } else { tensor.constrain(&ATTENDED) };
         let keys_values = keys_values.map_leaves(|_, tensor| placed(tensor));
-        dense(query, keys_values, segments.mask(options.mask), sinks, options, with_scores)
+        let mask = segments.mask(options.mask);
+        let mask = match options.chosen_chunks {
+            Some(chunks) => chunks.mask(query, keys_values.key, segments).logical_and(mask),
+            None => mask,
+        };
+        dense(query, keys_values, mask, sinks, options, with_scores)
     } else {
         blockwise(query, keys_values, segments, sinks, options, None, with_scores)
     }

@@ -10,12 +10,14 @@ use mt_shape::{DType, LogicalAxis, axis, logical};
 use mt_trace::Tensor;
 
 pub use grouped::grouped_dot;
-pub use router::{ExpertGroups, GroupScore, Router, RouterBias, RouterOptions, Routing, Scores};
+pub use router::{
+    ExpertGroups, GroupScore, RandomChoice, Router, RouterBias, RouterOptions, Routing, Scores,
+};
 
 use crate::{
     Activation, Weight,
     axes::{BATCH, CHOICE, EMBED, EXPERT, MLP, POSITION, SLOT, TOKEN},
-    gated,
+    gated, in_f32_if,
 };
 use router::one_hot;
 use sorted::sorted;
@@ -47,9 +49,13 @@ pub struct ExpertOptions {
     pub unit: GatedUnit,
     /// Whether weights multiply the experts' inputs instead of their outputs (Llama 4).
     pub weighs_inputs: bool,
+    /// Whether the experts' functions are computed in `f32`.
+    pub functions_in_f32: bool,
     /// Whether weighted outputs are summed in `f32`.
     pub sums_in_f32: bool,
     pub computation: ExpertComputation,
+    /// Whether [`ExpertComputation::Sorted`] multiplies tokens by both input projections in one product.
+    pub merges_inputs: bool,
 }
 
 /// The function of an expert's two input projections.
@@ -91,6 +97,12 @@ impl ExpertOptions {
     fn sum_type(&self, dtype: DType) -> DType {
         if self.sums_in_f32 { DType::F32 } else { dtype }
     }
+
+    /// The hidden units of two input projections.
+    #[track_caller]
+    fn hidden<'t>(&self, gate: Tensor<'t>, up: Tensor<'t>) -> Tensor<'t> {
+        in_f32_if(self.functions_in_f32, [gate, up], |[gate, up]| self.unit.apply(gate, up))
+    }
 }
 
 impl GatedUnit {
@@ -115,10 +127,11 @@ impl<'t> Experts<Tensor<'t>> {
     /// `[batch, position, embed] -> [batch, position, embed]`
     #[track_caller]
     pub fn forward(&self, x: Tensor<'t>, options: &ExpertOptions) -> (Tensor<'t>, Routing<'t>) {
-        self.forward_routed_by(x, x, options)
+        self.forward_routed_by(x, x, None, options)
     }
 
-    /// As [`Self::forward`], with another input for the router.
+    /// As [`Self::forward`], with another input for the router, which chooses experts at random if it is given numbers
+    /// for that.
     ///
     /// # Shapes
     /// `[batch, position, embed], [batch, position, embed] -> [batch, position, embed]`
@@ -127,9 +140,10 @@ impl<'t> Experts<Tensor<'t>> {
         &self,
         x: Tensor<'t>,
         router_input: Tensor<'t>,
+        random: Option<RandomChoice<'t>>,
         options: &ExpertOptions,
     ) -> (Tensor<'t>, Routing<'t>) {
-        let mut routing = self.gate.forward(router_input, &options.router);
+        let mut routing = self.gate.forward(router_input, random, &options.router);
         if let Some(scale) = self.per_expert_scale {
             let choice = one_hot(routing.chosen, options.router.experts);
             routing.weights = routing.weights * choice.contract(scale.cast(DType::F32), &[EXPERT]);
@@ -144,7 +158,7 @@ impl<'t> Experts<Tensor<'t>> {
             Some(logical::ACTIVATION_NORM_LENGTH),
             Some(logical::ACTIVATION_EMBED),
         ]);
-        (output.named("mlpwo"), routing)
+        (output.named("moe_mlpwo"), routing)
     }
 
     fn all(&self, x: Tensor<'t>, routing: &Routing<'t>, options: &ExpertOptions) -> Tensor<'t> {
@@ -162,10 +176,10 @@ impl<'t> Experts<Tensor<'t>> {
             };
             product.order(&[EXPERT, BATCH, POSITION, MLP]).constrain(&HIDDEN).named(name)
         };
-        let gate = project(&self.wi_0, self.wi_0_bias, "mlpwi_0");
-        let up = project(&self.wi_1, self.wi_1_bias, "mlpwi_1");
+        let gate = project(&self.wi_0, self.wi_0_bias, "moe_mlpwi_0");
+        let up = project(&self.wi_1, self.wi_1_bias, "moe_mlpwi_1");
         let factor = if options.weighs_inputs { is_chosen } else { weights };
-        let hidden = options.unit.apply(gate, up) * factor;
+        let hidden = options.hidden(gate, up) * factor;
         let output = self.wo.dot(hidden, &[EXPERT, MLP]);
         match self.wo_bias {
             Some(bias) => output + factor.contract(bias.cast(x.dtype()), &[EXPERT]),
@@ -206,9 +220,9 @@ impl<'t> Experts<Tensor<'t>> {
             };
             product.constrain(&with_last(Some(logical::ACTIVATION_MLP_MOE))).named(name)
         };
-        let gate = project(&self.wi_0, self.wi_0_bias, "mlpwi_0");
-        let up = project(&self.wi_1, self.wi_1_bias, "mlpwi_1");
-        let output = at(self.wo.dot(options.unit.apply(gate, up), &[MLP]));
+        let gate = project(&self.wi_0, self.wi_0_bias, "moe_mlpwi_0");
+        let up = project(&self.wi_1, self.wi_1_bias, "moe_mlpwi_1");
+        let output = at(self.wo.dot(options.hidden(gate, up), &[MLP]));
         let output = match self.wo_bias {
             Some(bias) => output + bias.cast(dtype),
             None => output,

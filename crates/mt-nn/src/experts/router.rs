@@ -94,13 +94,56 @@ const MEMBER: &str = "expert_of_group";
 const GROUP_CHOICE: &str = "group_choice";
 const BEST: &str = "best_of_group";
 
+/// Numbers from which experts are chosen at random, for measurements under an even load. A token of the same number and
+/// position has the same experts in every layer and every step, however the batch is packed and placed.
+#[derive(Clone, Copy)]
+pub struct RandomChoice<'t> {
+    /// `i32[batch, position]`
+    pub tokens: Tensor<'t>,
+    /// `i32[batch, position]`
+    pub positions: Tensor<'t>,
+}
+
+impl<'t> RandomChoice<'t> {
+    /// A preference for each expert, from a hash of token, position and expert.
+    ///
+    /// # Shapes
+    /// `f32[batch, position, expert]`
+    fn preference(self, experts: Axis) -> Tensor<'t> {
+        let region = self.tokens.region();
+        let axes = [&*self.tokens.axes(), &[experts]].concat();
+        let wide = |tensor: Tensor<'t>, factor: u32| {
+            let factor = region.integer(DType::U32, i64::from(factor)).broadcast(&axes);
+            tensor.cast(DType::U32).broadcast(&axes) * factor
+        };
+        // Odd factors, so that different numbers stay different.
+        let mut bits = wide(self.tokens, 0x9e37_79b1)
+            + wide(self.positions, 0x85eb_ca6b)
+            + wide(region.iota(DType::I32, experts), 0xc2b2_ae35);
+        // The mixing of MurmurHash3 (Appleby, 2011), where each bit changes each other with probability 1/2.
+        for (shift, factor) in [(16, 0x85eb_ca6b), (13, 0xc2b2_ae35), (16, 1)] {
+            let shift = region.integer(DType::U32, shift).broadcast(&axes);
+            let factor = region.integer(DType::U32, factor).broadcast(&axes);
+            bits = bits.logical_xor(bits.shift_right(shift)) * factor;
+        }
+        // 24 bits are exact in `f32`.
+        bits.shift_right(region.integer(DType::U32, 8).broadcast(&axes)).cast(DType::F32)
+    }
+}
+
 impl<'t> Router<Tensor<'t>> {
-    /// Chooses the experts of each token.
+    /// Chooses the experts of each token, at random if numbers for that are given. The weights of chosen experts follow
+    /// from their scores in both cases.
     ///
     /// # Shapes
     /// `[batch, position, embed]`
     #[track_caller]
-    pub fn forward(&self, x: Tensor<'t>, options: &RouterOptions) -> Routing<'t> {
+    pub fn forward(
+        &self,
+        x: Tensor<'t>,
+        random: Option<RandomChoice<'t>>,
+        options: &RouterOptions,
+    ) -> Routing<'t> {
         let input = if options.in_f32 { x.cast(DType::F32) } else { x };
         let bias = |use_of_bias| self.bias.filter(|_| options.bias == use_of_bias);
         let mut logits = self.kernel.dot(input, &[EMBED]).cast(DType::F32).constrain(&LOGITS);
@@ -126,6 +169,9 @@ impl<'t> Router<Tensor<'t>> {
         }
         if let Some(groups) = options.groups {
             preference = groups.limit(preference, options.experts);
+        }
+        if let Some(random) = random {
+            preference = random.preference(options.experts);
         }
         let (_, chosen) = preference.top_k(options.num_chosen, CHOICE);
         let choice = one_hot(chosen, options.experts);

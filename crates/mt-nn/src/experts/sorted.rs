@@ -142,11 +142,18 @@ impl Local<'_> {
             let product = grouped_dot(rows, matrix, dispatch.sizes, over);
             bias.map_or(product, |bias| product + bias)
         };
-        let gate = project(rows, wi_0, bias(0), EMBED).named("mlpwi_0");
-        let up = project(rows, wi_1, bias(1), EMBED).named("mlpwi_1");
+        let [gate, up] = if options.merges_inputs {
+            let width = wi_0.axis(MLP).size;
+            let of_both = bias(0).zip(bias(1)).map(|(gate, up)| gate.concatenate(&[up], MLP));
+            let both = project(rows, wi_0.concatenate(&[wi_1], MLP), of_both, EMBED);
+            [both.slice(MLP, 0, width), both.slice(MLP, width, 2 * width)]
+        } else {
+            [project(rows, wi_0, bias(0), EMBED), project(rows, wi_1, bias(1), EMBED)]
+        };
+        let (gate, up) = (gate.named("moe_mlpwi_0"), up.named("moe_mlpwi_1"));
         // Each of the devices that sum over hidden units adds its share of the bias.
         let of_output = bias(2).map(|bias| bias / exchange.num_mlp_shards as f64);
-        let rows = project(options.unit.apply(gate, up), wo, of_output, MLP);
+        let rows = project(options.hidden(gate, up), wo, of_output, MLP);
         let choices = dispatch.choices(rows).cast(options.sum_type(x.dtype()));
         let weighted = if options.weighs_inputs { choices } else { choices * weights.cast(choices.dtype()) };
         weighted.sum(&[CHOICE]).split(TOKEN, &[batch, position])

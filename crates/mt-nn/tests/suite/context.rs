@@ -105,6 +105,8 @@ impl Case {
             soft_cap: self.soft_cap,
             norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
             normalize_values: false,
+            chosen_chunks: None,
+            normalize_projected: None,
             normalize_rotated: false,
             is_interleaved: false,
             is_gated: false,

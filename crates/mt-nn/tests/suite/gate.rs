@@ -3,14 +3,15 @@
 use mt_derive::Tree;
 use mt_ir::{CpuKernels, Target};
 use mt_nn::{
-    Activation,
-    axes::{BATCH, MLP, POSITION},
+    Activation, Dropout, Linear, Mlp,
+    axes::{BATCH, EMBED, MLP, POSITION},
     gated,
 };
 use mt_shape::{DType, axis};
+use mt_testing::f32_array;
 use mt_trace::Tensor;
 
-use crate::harness::{Argument, assert_close, numbers, run_for, text_for};
+use crate::harness::{Argument, assert_close, numbers, run, run_for, text_for};
 
 const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
 
@@ -53,6 +54,45 @@ fn kernels_do_what_programs_do() {
                     assert_close(&what, with, without, tolerance);
                 }
             }
+        }
+    }
+}
+
+/// The nearest number of type `bf16`.
+fn in_bf16(number: f64) -> f64 {
+    let bits = (number as f32).to_bits();
+    f64::from(f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & !0xffff))
+}
+
+#[test]
+fn functions_in_f32_are_rounded_once() {
+    let width = 37;
+    let identity: Vec<f64> = (0..width * width).map(|index| f64::from(index % (width + 1) == 0)).collect();
+    let (embed, mlp) = (axis(EMBED, width), axis(MLP, width));
+    let x = numbers(5, &[2, 11, width]);
+    let arguments: Vec<Argument> = vec![
+        (vec![axis(BATCH, 2), axis(POSITION, 11), embed], x.clone()),
+        (vec![embed, mlp], f32_array(&[width, width], &identity)),
+        (vec![mlp, embed], f32_array(&[width, width], &identity)),
+    ];
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    for (activations, expected) in [
+        (&[Activation::Silu, Activation::Linear][..], (|x, sigmoid| x * sigmoid * x) as fn(f64, f64) -> f64),
+        (&[Activation::Sigmoid, Activation::Silu], |x, sigmoid| sigmoid * x * sigmoid),
+        (&[Activation::Silu], |x, sigmoid| x * sigmoid),
+    ] {
+        let made = run("mlp", &arguments, |_, t| {
+            let [x, into, from] = [t[0], t[1], t[2]].map(|tensor| tensor.cast(DType::BF16));
+            let wi_1 = (activations.len() == 2).then(|| Linear::dense(into));
+            let mlp = Mlp { wi_0: Linear::dense(into), wi_1, wo: Linear::dense(from) };
+            vec![mlp.forward(x, activations, true, Dropout::Off).cast(DType::F32)]
+        });
+        for (made, x) in made[0].to_f64().iter().zip(x.to_f64()) {
+            let x = in_bf16(x);
+            let expected = expected(x, sigmoid(x));
+            // The value in `f32` may lie on the other side of the middle between two numbers.
+            let near = [in_bf16(expected * (1.0 - 1e-6)), in_bf16(expected * (1.0 + 1e-6))];
+            assert!(near.contains(made), "{activations:?} of {x}: {made} is not {expected}");
         }
     }
 }

@@ -85,6 +85,7 @@ fn feed_forward_layers_match() {
         Mlp { wi_0, wi_1: Some(wi_1), wo }.forward(
             t[0],
             &[Activation::Silu, Activation::Linear],
+            false,
             Dropout::Off,
         )
     });
@@ -107,11 +108,11 @@ fn feed_forward_layers_with_biases_match() {
     check("mlp_with_biases", &arguments, |t| {
         let (wi_0, wi_1, wo) = (linear(t[1], t[2]), linear(t[5], t[6]), linear(t[3], t[4]));
         let activations = [Activation::GeluExact, Activation::Linear];
-        Mlp { wi_0, wi_1: Some(wi_1), wo }.forward(t[0], &activations, Dropout::Off)
+        Mlp { wi_0, wi_1: Some(wi_1), wo }.forward(t[0], &activations, false, Dropout::Off)
     });
     check("mlp_without_gate", &arguments[..5], |t| {
         let (wi_0, wo) = (linear(t[1], t[2]), linear(t[3], t[4]));
-        Mlp { wi_0, wi_1: None, wo }.forward(t[0], &[Activation::Gelu], Dropout::Off)
+        Mlp { wi_0, wi_1: None, wo }.forward(t[0], &[Activation::Gelu], false, Dropout::Off)
     });
 }
 

@@ -29,6 +29,8 @@ fn options(scale: f64) -> AttentionOptions {
         soft_cap: None,
         norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
         normalize_values: false,
+        chosen_chunks: None,
+        normalize_projected: None,
         normalize_rotated: false,
         is_interleaved: false,
         is_gated: false,

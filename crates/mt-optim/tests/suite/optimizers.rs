@@ -2,8 +2,8 @@
 
 use mt_ir::{Program, Target};
 use mt_optim::{
-    Adafactor, Adam, AdamForm, Muon, Optimizer, Parameter, Schedule, ScheduleShape, Slot, StepForm,
-    StepInputs, Values,
+    Adafactor, Adam, AdamForm, Muon, NewtonSchulz, Optimizer, Parameter, Schedule, ScheduleShape, Slot,
+    StepForm, StepInputs, Values,
 };
 use mt_runtime::testing;
 use mt_shape::{Axis, DType, HostArray, axis};
@@ -36,9 +36,13 @@ const MUON: Muon = Muon {
     epsilon: 1e-8,
     weight_decay: 0.05,
     consistent_rms: None,
+    iterations: NewtonSchulz::Usual,
     momentum_dtype: DType::F32,
     adam: Adam { form: AdamForm::Nesterov, ..ADAM },
 };
+
+/// The case whose values a file of its own holds.
+const HYBRID: &str = "muon_hybrid";
 
 fn golden(name: &str) -> HostArray {
     golden_of("optimizers", name)
@@ -146,7 +150,8 @@ fn check_program(case: &str, program: &Program, optimizer: &Optimizer, parameter
         state = testing::run(program, &[state, gradients.collect()].concat()).unwrap();
         for (((name, ..), parameter), StepForm { scale, offset }) in PARAMETERS.iter().zip(&state).zip(&forms)
         {
-            let expected = golden(&format!("{case}.{step}.{name}"));
+            let file = if case == HYBRID { HYBRID } else { "optimizers" };
+            let expected = golden_of(file, &format!("{case}.{step}.{name}"));
             let stepped = mapped(parameter, |number| number * scale + offset);
             assert_close(&format!("{case}: `{name}` after step {step}"), &stepped, &expected, 1e-5);
         }
@@ -204,6 +209,15 @@ fn muon_matches() {
     });
     check("muon", &Optimizer::Muon(MUON), &groups.collect::<Vec<_>>());
     check("muon_rms", &Optimizer::Muon(Muon { consistent_rms: Some(0.2), ..MUON }), &parameters());
+}
+
+#[test]
+fn muon_with_more_iterations_matches() {
+    check(HYBRID, &Optimizer::Muon(Muon { iterations: NewtonSchulz::Hybrid, ..MUON }), &parameters());
+    let stored = NewtonSchulz::Hybrid.stored();
+    assert_eq!(stored.dims(), [10, 3]);
+    assert_eq!(stored.to_f64()[24..27], [2.0, -1.5, 0.5]);
+    assert_eq!(NewtonSchulz::Usual.stored().dims(), [3]);
 }
 
 #[test]

@@ -339,6 +339,35 @@ fn queries_and_keys_clipped() {
     check_with(&["use_qk_clip=true", "qk_clip_threshold=2"], &ways);
 }
 
+/// Options of layers that only some models have.
+#[test]
+fn options_of_layers() {
+    let experts: &[&str] = &["num_experts=4", "num_experts_per_tok=2", "base_moe_mlp_dim=16"];
+    let custom: &[&str] =
+        &["decoder_block=qwen3_custom_moe", "attention_output_dim=24", "moe_expert_input_dim=24"];
+    let meshes: [&[&str]; 3] = [
+        &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"],
+        &["ici_fsdp_parallelism=2", "ici_context_parallelism=2", "ici_tensor_parallelism=2"],
+        &["ici_fsdp_parallelism=2", "ici_expert_parallelism=2", "ici_tensor_parallelism=2"],
+    ];
+    let chunks =
+        ["moba=true", "moba_chunk_size=8", "moba_topk=2", "use_qk_norm=true", "qk_norm_with_scale=false"];
+    let random = ["decoder_block=mixtral", "use_random_routing=true", "merge_gating_gmm=true"];
+    for (keys, meshes) in [
+        (vec!["attention_type=full", "fused_mlp=true"], &meshes[..2]),
+        (vec!["attention_type=full", "attention=flash"], &meshes[..2]),
+        (chunks.to_vec(), &meshes[..2]),
+        ([experts, custom].concat(), &meshes),
+        ([experts, &random].concat(), &meshes),
+    ] {
+        let expected = on_one_device(&keys);
+        for mesh in meshes {
+            let wrong = wrong_numbers(&train(&keys, mesh, NUM_DEVICES), &expected);
+            assert!(wrong.is_empty(), "{keys:?} on {mesh:?}:\n{wrong}");
+        }
+    }
+}
+
 #[test]
 fn sequences_and_slices_split() {
     check(&[FSDP_AND_TENSOR_SEQUENCE, FSDP_AND_SEQUENCE, OVER_SLICES]);

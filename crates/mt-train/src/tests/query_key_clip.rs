@@ -111,6 +111,133 @@ fn heads_are_scaled_to_the_threshold() {
     check_factors(1, 4.6, &[]);
 }
 
+// Widths of the tiny model with latent attention: the latent vector of keys and values, the dimensions of a head without
+// and with rotation, and those of a value.
+const LATENT: usize = 8;
+const PLAIN: usize = 6;
+const ROTATED: usize = 4;
+const VALUE: usize = 10;
+
+const LATENT_ATTENTION: [&str; 9] = [
+    "decoder_block=deepseek",
+    "attention_type=mla",
+    "kv_lora_rank=8",
+    "qk_nope_head_dim=6",
+    "qk_rope_head_dim=4",
+    "v_head_dim=10",
+    "first_num_dense_layers=9",
+    "base_num_kv_heads=4",
+    "rope_max_timescale=100",
+];
+
+/// A vector times columns of a kernel `[inputs, outputs]`.
+fn times(x: &[f64], kernel: &[f64]) -> Vec<f64> {
+    let width = kernel.len() / x.len();
+    (0..width)
+        .map(|index| x.iter().enumerate().map(|(row, x)| x * kernel[row * width + index]).sum())
+        .collect()
+}
+
+fn normalized(x: &[f64]) -> Vec<f64> {
+    let size = (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + 1e-5).sqrt();
+    x.iter().map(|x| x / size).collect()
+}
+
+/// Rotates pairs of neighbors.
+fn turned(x: &[f64], position: i32) -> Vec<f64> {
+    let of_pair = |pair: usize| {
+        let angle = f64::from(position) * 100_f64.powf(-2.0 * pair as f64 / ROTATED as f64);
+        let (one, other) = (x[2 * pair], x[2 * pair + 1]);
+        [one * angle.cos() - other * angle.sin(), other * angle.cos() + one * angle.sin()]
+    };
+    (0..ROTATED / 2).flat_map(of_pair).collect()
+}
+
+/// As [`largest_scores`], for latent attention.
+fn largest_latent_scores(state: &BTreeMap<String, Vec<f64>>, has_query_latent: bool) -> Vec<f64> {
+    let batch = batch();
+    let segments = batch.integers(INPUTS_SEGMENTATION);
+    let head_dim = PLAIN + ROTATED;
+    let mut both: Vec<(Vec<f64>, Vec<f64>)> = Vec::new();
+    for (token, position) in batch.integers(INPUTS).iter().zip(batch.integers(INPUTS_POSITION)) {
+        let x = normalized(&of(state, "embedding")[*token as usize * EMBED..][..EMBED]);
+        let queries = if has_query_latent {
+            times(&normalized(&times(&x, of(state, ".wq_a.kernel"))), of(state, ".wq_b.kernel"))
+        } else {
+            times(&x, of(state, ".query.kernel"))
+        };
+        let latent = times(&x, of(state, ".wkv_a.kernel"));
+        let shared = turned(&latent[LATENT..], *position);
+        let expanded = times(&normalized(&latent[..LATENT]), of(state, ".wkv_b.kernel"));
+        let of_head = |head: usize| {
+            let query = &queries[head * head_dim..][..head_dim];
+            let query = [&query[..PLAIN], &turned(&query[PLAIN..], *position)].concat();
+            (query, [&expanded[head * (PLAIN + VALUE)..][..PLAIN], &shared].concat())
+        };
+        both.extend((0..HEADS).map(of_head));
+    }
+    let mut largest = vec![f64::NEG_INFINITY; HEADS];
+    for row in 0..NUM_ROWS {
+        for query in row * LENGTH..(row + 1) * LENGTH {
+            let seen = (row * LENGTH..=query).filter(|key| segments[*key] == segments[query]);
+            for key in seen.filter(|_| segments[query] != 0) {
+                for (head, largest) in largest.iter_mut().enumerate() {
+                    let (query, key) = (&both[query * HEADS + head].0, &both[key * HEADS + head].1);
+                    let score = query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>();
+                    *largest = largest.max(score / (head_dim as f64).sqrt());
+                }
+            }
+        }
+    }
+    largest
+}
+
+#[track_caller]
+fn check_latent_factors(threshold: f64, query_latent: usize, keys: &[&str]) {
+    let given = [format!("qk_clip_threshold={threshold}"), format!("q_lora_rank={query_latent}")];
+    let clip = ["use_qk_clip=true", &given[0], &given[1], "base_num_decoder_layers=1", "learning_rate=1e-30"];
+    let trained = train(&[&LATENT_ATTENTION, &clip[..], keys].concat(), &[], 1);
+    let [before, after] = &trained.states;
+    let largest = largest_latent_scores(before, query_latent > 0);
+    let factors: Vec<f64> = largest.iter().map(|score| (threshold / score).min(1.0)).collect();
+    let clipped = factors.iter().filter(|factor| **factor < 1.0).count();
+    assert!((1..HEADS).contains(&clipped), "not some of the heads are clipped: {largest:?}");
+    let check = |end: &str, width: usize, factor: &dyn Fn(usize, usize) -> f64| {
+        for (index, (before, after)) in of(before, end).iter().zip(of(after, end)).enumerate() {
+            let expected = before * factor(index / width % HEADS, index % width);
+            let error = (after - expected).abs();
+            assert!(error <= 1e-5 * expected.abs() + 1e-8, "{end}, {index}: {after}, not {expected}");
+        }
+    };
+    let of_query = |head: usize, index: usize| {
+        if index < PLAIN { factors[head].sqrt() } else { factors[head] }
+    };
+    let query = if query_latent > 0 { ".wq_b.kernel" } else { ".query.kernel" };
+    check(query, PLAIN + ROTATED, &of_query);
+    let of_key = |head: usize, index: usize| if index < PLAIN { factors[head].sqrt() } else { 1.0 };
+    check(".wkv_b.kernel", PLAIN + VALUE, &of_key);
+    check(".wkv_a.kernel", 1, &|_, _| 1.0);
+    // The same weights now have logits up to the threshold.
+    for (head, score) in largest_latent_scores(after, query_latent > 0).iter().enumerate() {
+        let expected = largest[head].min(threshold);
+        assert!((score - expected).abs() <= 1e-5 * expected.abs(), "head {head}: {score}, not {expected}");
+    }
+    let all = largest.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    for (step, score) in trained.reported[LARGEST_SCORE].iter().enumerate() {
+        let expected = if step == 0 { all } else { threshold };
+        assert!((score - expected).abs() <= 1e-5 * expected, "step {step}: {score}, not {expected}");
+    }
+}
+
+#[test]
+fn heads_of_latent_attention_are_scaled_to_the_threshold() {
+    check_latent_factors(LATENT_THRESHOLDS[0], 0, &[]);
+    check_latent_factors(LATENT_THRESHOLDS[1], 12, &["attention=flash", "opt_type=muon"]);
+}
+
+/// Thresholds between the largest logits of the heads, without and with a latent vector of queries.
+const LATENT_THRESHOLDS: [f64; 2] = [4.0, 4.0];
+
 #[test]
 fn whatever_the_optimizer() {
     for optimizer in ["opt_type=muon", "opt_type=adafactor", "opt_type=sgd", "opt_type=adam_pax"] {
@@ -131,10 +258,11 @@ fn assert_same(what: &str, actual: &Trained, expected: &Trained) {
 
 #[test]
 fn however_it_is_run_and_placed() {
-    for heads in ["base_num_kv_heads=4", "base_num_kv_heads=2"] {
-        let model = [CLIPPED.as_slice(), &[heads]].concat();
+    let latent = [&LATENT_ATTENTION[..], &["q_lora_rank=12"]].concat();
+    for heads in [&["base_num_kv_heads=4"][..], &["base_num_kv_heads=2"], &latent] {
+        let model = [CLIPPED.as_slice(), heads].concat();
         let expected = on_one_device(&model);
-        let unclipped = on_one_device(&[heads]);
+        let unclipped = on_one_device(heads);
         assert!(expected.reported[LARGEST_SCORE].iter().all(|score| *score > 2.0));
         assert!(expected.losses.iter().zip(&unclipped.losses).skip(1).all(|(one, other)| one != other));
         for way in [
@@ -144,7 +272,7 @@ fn however_it_is_run_and_placed() {
             &["gradient_accumulation_steps=2"],
         ] {
             let run = train(&[model.as_slice(), way].concat(), &[], 1);
-            assert_same(&format!("{heads} {way:?}"), &run, &expected);
+            assert_same(&format!("{heads:?} {way:?}"), &run, &expected);
         }
         for (keys, mesh) in [
             (&[][..], &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"][..]),
@@ -159,7 +287,7 @@ fn however_it_is_run_and_placed() {
             ),
         ] {
             let run = train(&[model.as_slice(), keys].concat(), mesh, NUM_DEVICES);
-            assert_same(&format!("{heads} {keys:?} {mesh:?}"), &run, &expected);
+            assert_same(&format!("{heads:?} {keys:?} {mesh:?}"), &run, &expected);
         }
     }
 }

@@ -210,6 +210,8 @@ fn several_parameters_in_one_stored_array_come_back() {
     }
     let model = [&GPT3[..], &["base_num_query_heads=4"]].concat();
     check_scan(&model, FSDP, FSDP_AND_TENSOR);
+    check(&["fused_mlp=true", "scan_layers=true"], FSDP_AND_TENSOR, &[ONE, FSDP]);
+    check_scan(&["fused_mlp=true", "decoder_block=gpt3", "base_num_kv_heads=4"], FSDP, ONE);
     let masks = ["trainable_parameters_mask=['qkv_proj','mlp_layer_norm']"];
     check_scan(&[&model[..], &masks].concat(), ONE, ONE);
 

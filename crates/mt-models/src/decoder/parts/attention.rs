@@ -34,6 +34,7 @@ pub struct AttentionConfig {
     /// Whether queries, keys and values have biases.
     pub input_bias: bool,
     pub output_bias: bool,
+    /// The norm with a scale. One without a scale is among the options.
     pub query_key_norm: QueryKeyNorm,
     pub values: Values,
     pub sinks: bool,
@@ -163,7 +164,10 @@ impl Part for AttentionConfig {
         Some(PartScoreWeights {
             queries: of(&numbers.query),
             keys: keys.map(of).unwrap_or_default(),
-            are_normalized: self.query_key_norm != QueryKeyNorm::None || self.options.normalize_rotated,
+            plain: None,
+            are_normalized: self.query_key_norm != QueryKeyNorm::None
+                || self.options.normalize_projected.is_some()
+                || self.options.normalize_rotated,
         })
     }
 
@@ -243,6 +247,7 @@ impl PartDescription for AttentionConfig {
         vec![AttentionFlops {
             width: self.query_heads.size * (self.head_dim.size + self.value_dim.size),
             window: mask.window.or(mask.chunk),
+            is_causal: mask.causal,
             above: 0,
         }]
     }

@@ -4,7 +4,9 @@ use mt_derive::Tree;
 use mt_nn::{
     Activation as Function, Dropout, Initializer, Linear, Mlp, ParamSpec, Weight,
     axes::EMBED,
-    experts::{ExpertComputation, ExpertOptions, Experts, Router, RouterBias, Routing, capacity},
+    experts::{
+        ExpertComputation, ExpertOptions, Experts, RandomChoice, Router, RouterBias, Routing, capacity,
+    },
 };
 use mt_shape::{Axis, DType, LogicalAxis, axis, logical};
 use mt_trace::Tensor;
@@ -29,6 +31,8 @@ pub struct ExpertsConfig {
     /// Whether the projections of experts have biases.
     pub bias: bool,
     pub placement: ExpertPlacement,
+    /// Whether tokens choose experts at random.
+    pub is_random: bool,
     /// Whether the router has a bias.
     pub router_bias: bool,
     /// Whether the weight of each expert has a learned factor.
@@ -68,8 +72,12 @@ impl ExpertPlacement {
 pub struct SharedExperts {
     pub width: Axis,
     pub activations: [Function; 2],
+    /// Whether the functions are computed in `f32`.
+    pub in_f32: bool,
     /// Whether the output is multiplied by the sigmoid of a linear map of the input to one number.
     pub gated: bool,
+    /// Whether MaxText's checkpoints hold the input projections as one array.
+    pub stored_fused: bool,
 }
 
 /// The parameters of a mixture of experts.
@@ -176,6 +184,11 @@ impl Part for ExpertsConfig {
             other.routed.computation = self.routed.computation;
         }
         other.placement = self.placement;
+        other.routed.merges_inputs = self.routed.merges_inputs;
+        other.routed.functions_in_f32 = self.routed.functions_in_f32;
+        if let (Some(own), Some(shared)) = (&self.shared, &mut other.shared) {
+            (shared.in_f32, shared.stored_fused) = (own.in_f32, own.stored_fused);
+        }
         other.routed.sums_in_f32 = self.routed.sums_in_f32;
         other.routed.router.in_f32 = self.routed.router.in_f32;
         other.balance_loss_weight = self.balance_loss_weight;
@@ -193,7 +206,10 @@ impl ExpertsConfig {
         router_input: Tensor<'t>,
         inputs: &PartInputs<'_, 't>,
     ) -> PartOutputs<'t> {
-        let (mut output, routing) = parameters.routed.forward_routed_by(x, router_input, &self.routed);
+        let random = RandomChoice { tokens: inputs.tokens, positions: inputs.positions };
+        let random = self.is_random.then_some(random);
+        let (mut output, routing) =
+            parameters.routed.forward_routed_by(x, router_input, random, &self.routed);
         if let (Some(mlp), Some(shared)) = (&parameters.shared, &self.shared) {
             let always = shared_output(mlp, shared, parameters.shared_gate.as_ref(), x, inputs.dropout);
             output = output + always;
@@ -244,7 +260,7 @@ fn shared_output<'t>(
     x: Tensor<'t>,
     dropout: Dropout<'t>,
 ) -> Tensor<'t> {
-    let output = x.scope("shared_experts", |x| mlp.forward(x, &shared.activations, dropout));
+    let output = x.scope("shared_experts", |x| mlp.forward(x, &shared.activations, shared.in_f32, dropout));
     match gate {
         Some(gate) => output * gate.forward(x, &[EMBED]).squeeze(ONE).sigmoid(),
         None => output,
@@ -293,8 +309,8 @@ impl PartDescription for ExpertsConfig {
                 dtype,
             ),
         };
-        let mut made = vec![logits, units(Some("mlpwi_0")), units(Some("mlpwi_1")), units(None)];
-        made.push(batch.residual(Some("mlpwo")));
+        let mut made = vec![logits, units(Some("moe_mlpwi_0")), units(Some("moe_mlpwi_1")), units(None)];
+        made.push(batch.residual(Some("moe_mlpwo")));
         if let Some(shared) = &self.shared {
             let dims = [rows, length, shared.width.size];
             let hidden = |name| activation(name, &dims, &mt_nn::HIDDEN, dtype);

@@ -11,14 +11,17 @@ use mt_nn::{
         BATCH, HEAD_DIM, INDEX_HEADS, KV_HEADS, KV_POSITION, LATENT, QUERY_HEADS, QUERY_LATENT, VALUE_DIM,
     },
 };
-use mt_shape::{DType, LogicalAxis, axis, logical};
+use mt_shape::{DType, LogicalAxis, Tree, axis, logical};
 use mt_trace::Tensor;
 
 use crate::{
     AttentionFlops, Kept, LayerOutput, StateSpec,
     decoder::{
         Activation,
-        part::{BatchDims, Part, PartDescription, PartInputs, PartOutputs, SpecBuilder, StateDims},
+        part::{
+            BatchDims, Part, PartDescription, PartInputs, PartOutputs, PartScoreWeights, SpecBuilder,
+            StateDims,
+        },
     },
 };
 
@@ -109,7 +112,11 @@ impl Part for LatentAttentionConfig {
                 expanded,
             ]),
             out: builder.linear(2, out),
-            indexer: self.indexer.as_ref().zip(query_latent).map(|(indexer, width)| indexer.specs(builder, width)),
+            indexer: self
+                .indexer
+                .as_ref()
+                .zip(query_latent)
+                .map(|(indexer, width)| indexer.specs(builder, width)),
         }
     }
 
@@ -156,6 +163,22 @@ impl Part for LatentAttentionConfig {
         }
     }
 
+    fn score_weights(
+        &self,
+        numbers: &LatentAttention<usize>,
+        _is_imported: bool,
+    ) -> Option<PartScoreWeights> {
+        let of = |linear: &Linear<usize>| linear.leaves().into_iter().map(|(_, number)| number).collect();
+        let queries = numbers.query.as_ref().or(numbers.wq_b.as_ref());
+        Some(PartScoreWeights {
+            queries: queries.map(of).unwrap_or_default(),
+            keys: of(&numbers.wkv_b),
+            plain: Some(self.sizes.plain),
+            // The norms of latent vectors precede these weights.
+            are_normalized: false,
+        })
+    }
+
     fn differs_from(&self, other: &Self) -> bool {
         // These options do not change the mathematics.
         let mut other = other.clone();
@@ -183,7 +206,8 @@ impl LatentAttentionConfig {
         let &BatchDims { rows, length, dtype, .. } = batch;
         let Some(indexer) = self.indexer.filter(|_| self.computes_index(length)) else { return Vec::new() };
         let [of_rows, of_length, of_heads] =
-            [logical::ACTIVATION_KV_BATCH, logical::ACTIVATION_LENGTH_ATTN, logical::ACTIVATION_HEADS].map(Some);
+            [logical::ACTIVATION_KV_BATCH, logical::ACTIVATION_LENGTH_ATTN, logical::ACTIVATION_HEADS]
+                .map(Some);
         let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>], dtype| Activation {
             name,
             dims: dims.to_vec(),
@@ -220,8 +244,10 @@ impl PartDescription for LatentAttentionConfig {
             dtype: dims.dtype,
             kept: Kept::Slots { stride: 1 },
         };
-        let mut arrays =
-            vec![array("latent", LATENT, self.sizes.latent), array("rotated_key", HEAD_DIM, self.sizes.rotated)];
+        let mut arrays = vec![
+            array("latent", LATENT, self.sizes.latent),
+            array("rotated_key", HEAD_DIM, self.sizes.rotated),
+        ];
         arrays.extend(self.indexer.map(|indexer| array("index_key", HEAD_DIM, indexer.width)));
         arrays
     }
@@ -238,11 +264,14 @@ impl PartDescription for LatentAttentionConfig {
         };
         let of_latents = [Some(logical::ACTIVATION_KV_BATCH), Some(logical::ACTIVATION_LENGTH_ATTN), None];
         let mut made = Vec::new();
-        made.extend(
-            self.query_latent.map(|width| activation("query_wa_proj", &[rows, length, width], &of_latents)),
-        );
+        if let Some(width) = self.query_latent {
+            made.extend(
+                ["query_wa_proj", "mla_q"].map(|name| activation(name, &[rows, length, width], &of_latents)),
+            );
+        }
         made.push(activation("query_proj", &[rows, length, heads, width], &QUERY));
         made.push(activation("kv_wa_proj", &[rows, length, latent + rotated], &of_latents));
+        made.push(activation("mla_kv", &[rows, length, latent], &of_latents));
         made.push(activation("key_proj", &[rows, length, heads, width], &ACTIVATION));
         made.push(activation("value_proj", &[rows, length, heads, value], &ACTIVATION));
         let of_query = &CONTEXT[..4];
@@ -274,12 +303,14 @@ impl PartDescription for LatentAttentionConfig {
         let own = AttentionFlops {
             width: self.heads * (self.head_dim() + self.sizes.value),
             window: chosen.map(|indexer| indexer.options.num_chosen).or(mask.window).or(mask.chunk),
+            is_causal: mask.causal,
             above: 0,
         };
         let index = self.indexer.map(|indexer| AttentionFlops {
             // A product of two vectors, and its weight in the sum over heads.
             width: indexer.heads * (indexer.width + 1),
             window: mask.window.or(mask.chunk),
+            is_causal: mask.causal,
             above: if indexer.options.loss.is_some() { 0 } else { indexer.options.num_chosen },
         });
         [own].into_iter().chain(index).collect()

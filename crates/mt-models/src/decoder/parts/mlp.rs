@@ -15,7 +15,11 @@ pub struct MlpConfig {
     pub width: Axis,
     /// One function for each input projection.
     pub activations: Vec<Function>,
+    /// Whether the functions are computed in `f32`.
+    pub in_f32: bool,
     pub bias: bool,
+    /// Whether MaxText's checkpoints hold the input projections as one array.
+    pub stored_fused: bool,
 }
 
 impl Part for MlpConfig {
@@ -41,7 +45,13 @@ impl Part for MlpConfig {
         x: Tensor<'t>,
         inputs: &PartInputs<'_, 't>,
     ) -> PartOutputs<'t> {
-        PartOutputs::only(parameters.forward(x, &self.activations, inputs.dropout))
+        PartOutputs::only(parameters.forward(x, &self.activations, self.in_f32, inputs.dropout))
+    }
+
+    fn differs_from(&self, other: &Self) -> bool {
+        // These options do not change the mathematics.
+        let other = Self { in_f32: self.in_f32, stored_fused: self.stored_fused, ..other.clone() };
+        *self != other
     }
 }
 

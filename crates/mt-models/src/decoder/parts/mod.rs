@@ -2,6 +2,7 @@
 //! parameters, forward pass and declarations.
 
 mod attention;
+mod attention_then_experts;
 mod experts;
 mod gated_delta;
 mod latent_attention;
@@ -21,6 +22,7 @@ use mt_nn::{
 use mt_trace::Tensor;
 
 pub use attention::{AttentionConfig, QueryKeyNorm, Values};
+pub use attention_then_experts::{AttentionThenExperts, AttentionThenExpertsConfig};
 pub use experts::{ExpertPlacement, ExpertsConfig, Mixture, SharedExperts};
 pub use gated_delta::GatedDeltaConfig;
 pub use latent_attention::{IndexerConfig, LatentAttentionConfig};
@@ -146,6 +148,8 @@ parts! {
     #[tree(rename = "latent_attention")]
     Latent: LatentAttentionConfig => LatentAttention,
     GatedDelta: GatedDeltaConfig => GatedDelta,
+    #[tree(rename = "attention_then_experts")]
+    WithExperts: AttentionThenExpertsConfig => AttentionThenExperts,
     @when(test) Decay: DecayConfig => Decay,
 }
 
