@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::error::{DataError, Result};
+use crate::options::{DatasetOptions, Targets};
 use crate::random::key;
 use crate::source::{Dataset, Order};
 use crate::tokenizer::{EncodedDocument, Tokenizer};
@@ -22,6 +23,7 @@ pub(crate) struct DocumentReader {
     add_bos: bool,
     add_eos: bool,
     vocab_size: Option<usize>,
+    targets: Targets,
     shuffle: Option<u64>,
     num_examples: Option<u64>,
     pool: Option<rayon::ThreadPool>,
@@ -35,7 +37,7 @@ impl DocumentReader {
     pub(crate) fn new(
         dataset: Arc<Dataset>,
         tokenizer: Option<Arc<Tokenizer>>,
-        options: &crate::options::DatasetOptions,
+        options: &DatasetOptions,
     ) -> Result<Self> {
         let pool = match options.threads {
             0 => None,
@@ -51,6 +53,7 @@ impl DocumentReader {
             add_bos: options.add_bos,
             add_eos: options.add_eos,
             vocab_size: options.vocab_size,
+            targets: options.targets,
             shuffle: options.shuffle.then_some(options.seed),
             num_examples,
             pool,
@@ -116,14 +119,15 @@ impl DocumentReader {
             }
         }
         let (tokenizer, add_bos, add_eos) = (self.tokenizer.clone(), self.add_bos, self.add_eos);
-        let (dataset, vocab_size) = (self.dataset.clone(), self.vocab_size);
+        let (dataset, vocab_size, targets) = (self.dataset.clone(), self.vocab_size, self.targets);
         let encode = |(example, text): &(u64, String)| {
             // An empty text has no tokens, not even BOS and EOS.
             let document = match &tokenizer {
                 Some(tokenizer) if !text.is_empty() => tokenizer.encode_document(text, add_bos, add_eos),
                 _ => Ok(EncodedDocument::default()),
             };
-            (*example, document.and_then(|document| known(document, vocab_size, &dataset)))
+            let document = document.and_then(|document| known(document, vocab_size, &dataset));
+            (*example, document.map(|document| with_targets(document, targets)))
         };
         let encode_all = || texts.par_iter().map(encode).collect::<Vec<_>>();
         let documents = match &self.pool {
@@ -154,6 +158,15 @@ impl DocumentReader {
             None => position,
         }
     }
+}
+
+/// The document with another token before its first one, if that one is a target.
+fn with_targets(mut document: EncodedDocument, targets: Targets) -> EncodedDocument {
+    if let (Targets::All, Some(first)) = (targets, document.tokens.first().copied()) {
+        document.tokens.insert(0, first);
+        document.bytes.insert(0, 0);
+    }
+    document
 }
 
 /// Returns the document if all its tokens are in the model's vocabulary. The embedding lookup would otherwise clamp the

@@ -8,7 +8,7 @@ use mt_config::{
 };
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, Dataset, DatasetOptions, EvaluationSet, HeldOut, Packing,
-    Remainder, Source, Split, TextDocument, Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte,
+    Remainder, Source, Split, Targets, TextDocument, Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte,
     repository_documents, save_documents, train_bpe,
 };
 
@@ -104,6 +104,11 @@ impl DataRequest<'_> {
     /// # Errors
     /// Files or a tokenizer cannot be read, or the vocabulary is too large for the model.
     pub fn text(&self) -> Result<RunData, TrainError> {
+        self.text_with(Targets::Next)
+    }
+
+    /// As [`Self::text`], with these targets.
+    pub(crate) fn text_with(&self, targets: Targets) -> Result<RunData, TrainError> {
         let (train, evaluation) = self.sources()?;
         let dataset = Arc::new(Dataset::open_watched(&train, self.watch)?);
         let tokenizer = self.open_tokenizer(&dataset)?;
@@ -113,6 +118,7 @@ impl DataRequest<'_> {
                 (true, PackingType::FirstFit) => Packing::FirstFit,
                 (true, PackingType::ConcatThenSplit) => Packing::ConcatThenSplit,
             },
+            targets,
             drops_long_ends: Some(self.data.drops_long_ends()),
             max_segments: self.data.max_segments_per_seq,
             shuffle: self.data.enable_data_shuffling,

@@ -36,10 +36,10 @@ pub use ahead::{AbsentHardware, AheadGroup};
 pub use architecture::{AttentionGroup, GatedDeltaGroup, LatentGroup, PositionGroup};
 pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
-    AttentionKind, AttentionType, ContextAxis, ContextStrategy, DataFormat, DatasetType, DecoderBlock,
-    Hardware, HfTextUnit, LayerAttention, LearningRateSchedule, MatmulPrecision, MlpActivation,
+    AttentionKind, AttentionType, CanvasPolicy, ContextAxis, ContextStrategy, DataFormat, DatasetType, DecoderBlock,
+    Hardware, HfTextUnit, LayerAttention, LearningRateSchedule, LogitAlignment, MatmulPrecision, MlpActivation,
     OptimizerSpaceChoice, OptimizerType, PackingType, ProfilerChoice, ReorderStrategy, RopeType,
-    RoutedScores, SamplingStrategy, ShardMode, TokenizerType, WsdDecayStyle,
+    RoutedScores, SamplingStrategy, ShardMode, TokenizerType, TrainingObjective, WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;

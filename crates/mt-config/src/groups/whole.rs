@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use mt_shape::Topology;
 
 use super::{
-    AheadGroup, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType, DebugGroup,
+    AheadGroup, AttentionType, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType, DebugGroup,
     DecodeGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, PlacementGroup, RunGroup,
     TokenizerGroup, TokenizerType,
 };
@@ -176,6 +176,13 @@ impl TrainConfig {
 }
 
 impl DecodeConfig {
+    /// Tokens of a block are predicted together, from masked ones, which generation does not do yet.
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.model.layers.attention_type == AttentionType::BlockDiffusion {
+            report(problems, not_built(config.entry("attention_type"), features::BLOCK_DIFFUSION));
+        }
+    }
+
     /// The groups for loading the model.
     pub fn loading(&self) -> LoadConfig {
         LoadConfig {
@@ -186,9 +193,6 @@ impl DecodeConfig {
             debug: self.debug.clone(),
         }
     }
-
-    /// No combination of groups is wrong.
-    fn check(&self, _config: &Config, _problems: &mut Vec<Problem>) {}
 }
 
 impl LoadConfig {

@@ -5,7 +5,7 @@ pub(crate) const ATTENTION_OUTPUT_OF_ANOTHER_WIDTH: &str = "attention output of 
 pub(crate) const AUDIO_MODELS: &str = "audio models";
 pub(crate) const BENCHMARKS_OF_INFERENCE: &str = "benchmarks of inference";
 pub(crate) const BLOCK_ATTENTION: &str = "mixtures of block attention";
-pub(crate) const BLOCK_DIFFUSION: &str = "block diffusion";
+pub(crate) const BLOCK_DIFFUSION: &str = "generation by block diffusion";
 pub(crate) const BLOCKS_UNLIKE_THEIR_FAMILYS: &str = "changes to a family's blocks";
 pub(crate) const CHUNKED_PREFILL: &str = "prefill in pieces";
 pub(crate) const CLOUD_STORAGE: &str = "cloud storage";
@@ -74,6 +74,7 @@ pub(crate) const YARN: &str = "variants of YaRN";
 
 /// Alternatives to some of the features.
 const INSTEAD: &[(&str, &str)] = &[
+    (BLOCK_DIFFUSION, "compute the logits of given tokens, masked ones among them, with `maxtext logits`"),
     (CLOUD_STORAGE, "use a path of this machine, to which a bucket may be mounted"),
     (
         HUB_DATASETS,

@@ -241,7 +241,9 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
                     MaskSpec { chunk: Some(layers.chunk_attn_window_size), ..MaskSpec::CAUSAL }
                 }
                 AttentionType::LocalSliding => local_mask(group),
-                AttentionType::Global | AttentionType::Latent => MaskSpec::CAUSAL,
+                AttentionType::Global | AttentionType::Latent | AttentionType::BlockDiffusion => {
+                    global_mask(group)
+                }
             },
             soft_cap: layers.attn_logits_soft_cap.filter(|cap| *cap > 0.0),
             norm: norm(group, 0.0),
@@ -259,6 +261,14 @@ fn pass_blocks(sizes: AttentionBlocks) -> PassBlocks {
     let AttentionBlocks { forward, backward } = sizes;
     let of = |[queries, keys]: [Option<usize>; 2]| BlockSizes { queries, keys };
     PassBlocks { forward: of(forward), backward: of(backward) }
+}
+
+/// The mask of layers that see all earlier positions.
+fn global_mask(group: &ModelGroup) -> MaskSpec {
+    match group.layers.attention_type {
+        AttentionType::BlockDiffusion => MaskSpec::blocks(group.layers.causal_block_size),
+        _ => MaskSpec::CAUSAL,
+    }
 }
 
 fn local_mask(group: &ModelGroup) -> MaskSpec {
@@ -282,7 +292,7 @@ pub(super) fn pattern(
         if let Some(attention) = layer.attention_mut() {
             attention.options.mask = match kind {
                 LayerAttention::Local => local_mask(group),
-                LayerAttention::Global | LayerAttention::Linear => MaskSpec::CAUSAL,
+                LayerAttention::Global | LayerAttention::Linear => global_mask(group),
             };
         }
     }

@@ -21,8 +21,8 @@ mod qwen3_5;
 mod qwen_hybrid;
 mod simple;
 
-use mt_config::{DecoderBlock, ModelGroup};
-use mt_nn::{ParamSpec, RotaryScaling};
+use mt_config::{AttentionType, DecoderBlock, ModelGroup};
+use mt_nn::{ParamSpec, RotaryScaling, attention::MaskSpec};
 use mt_shape::Path;
 
 pub use names::{Along, Fused, FusedOrder, Layout, Placeholder, Portion, TensorName};
@@ -133,6 +133,17 @@ pub fn build_decoder(group: &ModelGroup) -> Result<Decoder, ModelError> {
     let family = family_of(group.decoder_block);
     let config = (family.describe)(group)?;
     config.check()?;
+    if group.layers.attention_type == AttentionType::BlockDiffusion {
+        let sees_blocks = |layer: &LayerConfig| {
+            layer.attention().is_some_and(|attention| {
+                let mask = attention.options.mask;
+                mask.block.is_some_and(|size| mask == MaskSpec::blocks(size))
+            })
+        };
+        if let Some(layer) = config.layers.iter().position(|layer| !sees_blocks(layer)) {
+            return Err(ModelError::LayerWithoutBlocks { layer });
+        }
+    }
     Ok(Decoder::new(config, family))
 }
 
