@@ -148,8 +148,11 @@ impl<'t> Segments<'t> {
             segments * step + (positions / block as f64).broadcast(&segments.axes())
         };
         let Some(first) = self.first_query else {
-            let places = || self.order.places(region.iota(DType::I32, queries), queries.size);
-            let query = code(self.query, self.positions.unwrap_or_else(places));
+            let places = self.order.places(region.iota(DType::I32, queries), queries.size);
+            let places = places.broadcast(&self.query.axes());
+            // Padding has no position. By its places, no query sees further than a block.
+            let position = |positions| self.query.differs(0.0).select(positions, places);
+            let query = code(self.query, self.positions.map_or(places, position));
             return Self { query, key: query.rename(POSITION, KV_POSITION), ..self };
         };
         // A cache holds one document in each row.

@@ -317,7 +317,7 @@ fn a_query_sees_its_block_and_the_earlier_ones_of_its_document() {
             segment += 1;
         }
         // Padding follows the last document.
-        if segment < documents.len() { (segment as i32 + 1, rest) } else { (0, 0) }
+        if segment < documents.len() { (segment as i32 + 1, rest) } else { (0, place) }
     };
     for (length, size) in [(37, 1), (37, 4), (37, 5), (37, 37), (37, 50), (29, 8), (1, 2)] {
         let of = |row: usize, index| place(documents[row], index);
@@ -327,7 +327,7 @@ fn a_query_sees_its_block_and_the_earlier_ones_of_its_document() {
             let axes = vec![axis(BATCH, 3), axis(POSITION, length)];
             (axes, integers(&[3, length], &values))
         };
-        let arguments = [each(&|(segment, _)| segment), each(&|(_, position)| position as i32)];
+        let arguments = [each(&|(segment, _)| segment), each(&|(segment, position)| if segment == 0 { 0 } else { position as i32 })];
         let made = run("mask", &arguments, |_, t| {
             let segments = Segments::within(t[0], SequenceOrder::AsRead).with_positions(t[1]);
             vec![segments.mask(MaskSpec::blocks(size)).cast(DType::I32)]
