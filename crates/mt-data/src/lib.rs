@@ -66,7 +66,7 @@ pub use state::IteratorState;
 pub use statistics::{UnigramModel, bits_per_byte};
 pub use stream::{BatchSource, HeldOut, Position};
 pub use tokenizer::{
-    BYTE_LEVEL_SPECIAL_TOKENS, DecodeStream, EncodedDocument, SpecialTokens, TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE, Tokenizer, TokenizerKind, train_bpe,
+    BYTE_LEVEL_SPECIAL_TOKENS, CompressedVocabulary, DecodeStream, EncodedDocument, SpecialTokens,
+    TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer, TokenizerKind, train_bpe,
 };
 pub use watch::{Progress, Task, Watch};

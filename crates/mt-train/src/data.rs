@@ -8,8 +8,8 @@ use mt_config::{
 };
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, Dataset, DatasetOptions, EvaluationSet, HeldOut, Packing,
-    Remainder, Source, Split, Targets, TextDocument, Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte,
-    repository_documents, save_documents, train_bpe,
+    Remainder, Source, Split, Targets, TextDocument, Tokenizer, TrainIterator, UnigramModel, Watch,
+    bits_per_byte, repository_documents, save_documents, train_bpe,
 };
 
 use crate::{Observer, TrainError, events, objective::Objective};

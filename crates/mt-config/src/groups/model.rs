@@ -3,7 +3,7 @@
 use mt_shape::DType;
 
 use super::{
-    BlocksGroup, ExpertsGroup,
+    BlocksGroup, EngramGroup, ExpertsGroup,
     architecture::{AttentionGroup, GatedDeltaGroup, LatentGroup, PositionGroup},
     choices::{
         AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MatmulPrecision, MlpActivation,
@@ -58,6 +58,7 @@ group! {
         layers: AttentionGroup = AttentionGroup::read,
         latent: LatentGroup = LatentGroup::read,
         gated_delta: GatedDeltaGroup = GatedDeltaGroup::read,
+        engram: EngramGroup = EngramGroup::read,
         blocks: BlocksGroup = BlocksGroup::read,
         positions: PositionGroup = PositionGroup::read,
         remat: RematGroup = RematGroup::read,
@@ -88,6 +89,17 @@ impl Scales {
 
 impl ModelGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let beyond = self.engram.engram_layers.iter().any(|layer| *layer >= self.num_decoder_layers_or_all());
+        if beyond {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}",
+                    config.stated("engram_layers"),
+                    config.stated("base_num_decoder_layers")
+                ),
+                "name layers of the model, counted from 0",
+            ));
+        }
         if self.mtp_num_layers > 0 && self.decoder_block != DecoderBlock::DeepSeek {
             problems.push(not_built(
                 config.entry("mtp_num_layers"),
@@ -151,6 +163,7 @@ impl ModelGroup {
         keys.extend(self.experts.differing_keys(&other.experts));
         keys.extend(self.layers.differing_keys(&other.layers));
         keys.extend(self.gated_delta.differing_keys(&other.gated_delta));
+        keys.extend(self.engram.differing_keys(&other.engram));
         keys.extend(self.positions.differing_keys(&other.positions));
         keys
     }
@@ -188,6 +201,12 @@ impl ModelGroup {
     /// The number of decoder layers.
     pub fn num_decoder_layers(&self) -> usize {
         self.base_num_decoder_layers << self.scales().layers
+    }
+
+    /// As [`Self::num_decoder_layers`]; no limit for a scale that is no power of two, which is another mistake.
+    fn num_decoder_layers_or_all(&self) -> usize {
+        let scales = Scales::of(self.global_parameter_scale as u64);
+        scales.map_or(usize::MAX, |scales| self.base_num_decoder_layers << scales.layers)
     }
 
     /// The dropout rate of training; 0 if dropout is disabled.

@@ -65,7 +65,9 @@ impl ObjectiveGroup {
         let sees_blocks = config.entry("attention_type").value == AttentionType::BlockDiffusion.name();
         if is_diffusion != sees_blocks {
             let (problem, hint) = match is_diffusion {
-                true => ("which hides the later tokens of a block", "set `attention_type=block_diffusion`, too"),
+                true => {
+                    ("which hides the later tokens of a block", "set `attention_type=block_diffusion`, too")
+                }
                 false => (
                     "so that a token could be read from the input that predicts it",
                     "set `training_objective=block_diffusion`, too, or use `attention_type=global`",
@@ -88,17 +90,27 @@ impl ObjectiveGroup {
         } else if has_seeds != (self.block_diffusion_logit_alignment == LogitAlignment::Shifted) {
             Problem::inconsistent(
                 format!("{}, but {}", stated(ALIGNMENT), stated(CANVAS)),
-                format!("use `{ALIGNMENT}=same_position {CANVAS}=all_masked`, or `{ALIGNMENT}=shifted {CANVAS}=seed_and_mask`"),
+                format!(
+                    "use `{ALIGNMENT}=same_position {CANVAS}=all_masked`, or `{ALIGNMENT}=shifted {CANVAS}=seed_and_mask`"
+                ),
             )
         } else if has_seeds && block < 2 {
             Problem::inconsistent(
-                format!("{}, but {}, so that nothing would be masked", stated(CANVAS), stated("causal_block_size")),
+                format!(
+                    "{}, but {}, so that nothing would be masked",
+                    stated(CANVAS),
+                    stated("causal_block_size")
+                ),
                 "use blocks of at least 2 tokens",
             )
         } else if !length.is_multiple_of(block) {
             let smaller = (1..block.min(length)).rev().find(|size| length.is_multiple_of(*size)).unwrap_or(1);
             Problem::inconsistent(
-                format!("{}, but {}, which is no multiple of it", stated("causal_block_size"), stated("max_target_length")),
+                format!(
+                    "{}, but {}, which is no multiple of it",
+                    stated("causal_block_size"),
+                    stated("max_target_length")
+                ),
                 format!("use a size that divides {length}, such as `causal_block_size={smaller}`"),
             )
         } else if self.block_diffusion_min_noise == 0.0 {
@@ -108,7 +120,11 @@ impl ObjectiveGroup {
             )
         } else if self.mtp_num_layers > 0 {
             Problem::inconsistent(
-                format!("{}, but {}, whose modules predict what follows a token", stated("training_objective"), stated("mtp_num_layers")),
+                format!(
+                    "{}, but {}, whose modules predict what follows a token",
+                    stated("training_objective"),
+                    stated("mtp_num_layers")
+                ),
                 "leave out `mtp_num_layers`",
             )
         } else {

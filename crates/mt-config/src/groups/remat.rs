@@ -127,6 +127,7 @@ group! {
         kv_proj: TensorLocation,
         out_proj: TensorLocation,
         attention_out: TensorLocation,
+        engram: TensorLocation,
         optimizer_memory_host_offload: bool,
         parameter_memory_host_offload: bool,
     }
@@ -168,6 +169,7 @@ impl RematGroup {
             ("value_proj", vec![value, both, all]),
             own("context", self.context),
             own("attention_out", self.attention_out),
+            own("engram", self.engram),
             own("out_proj", self.out_proj),
             own("mlpwi", self.mlpwi),
             own("mlpwi_0", self.mlpwi_0),

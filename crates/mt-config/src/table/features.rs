@@ -20,7 +20,6 @@ pub(crate) const DISTILLATION: &str = "distillation";
 pub(crate) const DUMPS_OF_TRACED_PROGRAMS: &str = "dumps of traced programs";
 pub(crate) const ELASTIC_TRAINING: &str = "elastic training";
 pub(crate) const EMERGENCY_CHECKPOINTS: &str = "emergency checkpoints";
-pub(crate) const ENGRAM_LAYERS: &str = "engram layers";
 pub(crate) const EXCHANGE_OF_HEADS: &str = "attention that exchanges heads between devices";
 pub(crate) const EXPERT_PARALLELISM: &str = "further options of expert parallelism";
 pub(crate) const FLOAT32_ACTIVATION_FUNCTIONS_IN_A_BFLOAT16_MODEL: &str =

@@ -291,6 +291,7 @@ impl ForwardPass for Decoder {
         }
         let inputs = StackInputs {
             tokens: tokens.tokens,
+            numbers: config.token_numbers.as_ref().map(|numbers| numbers.of(x.region(), tokens.tokens)),
             positions: tokens.positions,
             angles,
             segments,

@@ -28,6 +28,7 @@ use crate::{
 /// A decoder of equal layers with a norm before each part, like Llama's.
 pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let layer = LayerConfig {
+        engram: None,
         mixer: Some(attention(group).into()),
         feed_forward: Some(mlp(group)?.into()),
         norms: LayerNorms::before(NormKind::RootMeanSquare),
@@ -42,7 +43,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         embed,
         vocab: axis(axes::VOCAB, group.vocab_size),
         layers: vec![layer; group.num_decoder_layers()],
-        runs: vec![LayerRun { name: "", first: 0, cycle: 1, stored: StoredRun::LAYERS }],
+        runs: vec![LayerRun { name: "".into(), first: 0, cycle: 1, stored: StoredRun::LAYERS }],
         norm: norm(group, 0.0),
         stores_norm_offset: true,
         final_norm: Some(NormKind::RootMeanSquare),
@@ -66,6 +67,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
             soft_cap: group.layers.final_logits_soft_cap.filter(|cap| *cap > 0.0),
             in_f32: group.logits_dot_in_fp32,
         },
+        token_numbers: None,
         dynamic_ntk: dynamic_ntk(group),
         dropout_rate: group.effective_dropout(),
         init_scale: group.dense_init_scale,
@@ -117,7 +119,12 @@ pub(super) fn dense_then_experts(group: &ModelGroup, config: &mut DecoderConfig,
         layer.feed_forward = Some(experts.clone().into());
     }
     let cycle = config.runs.first().map_or(1, |run| run.cycle);
-    let run = |name, first, stored| LayerRun { name, first, cycle, stored: StoredRun::named(stored) };
+    let run = |name: &'static str, first, stored| LayerRun {
+        name: name.into(),
+        first,
+        cycle,
+        stored: StoredRun::named(stored, first),
+    };
     let runs = [run("dense", 0, "dense_layers"), run("moe", num_dense, "moe_layers")];
     config.runs = match num_dense {
         0 => vec![runs[1].clone()],

@@ -4,6 +4,7 @@
 
 mod deepseek;
 mod describe;
+mod engram;
 mod envy;
 #[cfg(test)]
 mod expert_names;

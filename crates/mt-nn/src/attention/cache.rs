@@ -73,8 +73,7 @@ pub(super) fn attend<'t>(
             let cache =
                 CachedKeysValues { cached: KeysValues { key: cached_key, value: cached_value }, start };
             let all = cache.write(key, value).map_leaves(|_, all| all.constrain(&CACHED).cast(query.dtype()));
-            let segments =
-                Segments::of_cache(query_segments, key_segments, start, order);
+            let segments = Segments::of_cache(query_segments, key_segments, start, order);
             let sinks = has_sinks.then_some(sinks);
             vec![dense(query, all, segments.mask(options.mask), sinks, options, false).context]
         },

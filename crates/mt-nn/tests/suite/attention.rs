@@ -12,7 +12,9 @@ use mt_nn::{
 use mt_shape::{DType, HostArray, axis};
 use mt_trace::Tensor;
 
-use crate::harness::{Argument, assert_close, gradients, integers, numbers, relative_error, of_documents, run, text};
+use crate::harness::{
+    Argument, assert_close, gradients, integers, numbers, of_documents, relative_error, run, text,
+};
 
 const OPTIONS: AttentionOptions = AttentionOptions {
     scale: 1.0,
@@ -327,7 +329,10 @@ fn a_query_sees_its_block_and_the_earlier_ones_of_its_document() {
             let axes = vec![axis(BATCH, 3), axis(POSITION, length)];
             (axes, integers(&[3, length], &values))
         };
-        let arguments = [each(&|(segment, _)| segment), each(&|(segment, position)| if segment == 0 { 0 } else { position as i32 })];
+        let arguments = [
+            each(&|(segment, _)| segment),
+            each(&|(segment, position)| if segment == 0 { 0 } else { position as i32 }),
+        ];
         let made = run("mask", &arguments, |_, t| {
             let segments = Segments::within(t[0], SequenceOrder::AsRead).with_positions(t[1]);
             vec![segments.mask(MaskSpec::blocks(size)).cast(DType::I32)]

@@ -7,8 +7,7 @@ use mt_ir::{Program, Target};
 use mt_nn::{
     NormOptions, SequenceOrder,
     attention::{
-        AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, PassBlocks, blockwise,
-        dense,
+        AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, PassBlocks, blockwise, dense,
     },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };

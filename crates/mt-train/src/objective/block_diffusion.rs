@@ -52,7 +52,8 @@ impl Objective for BlockDiffusion {
 
     fn data(&self, request: &DataRequest<'_>) -> Result<RunData, TrainError> {
         let RunData { train, evaluation, .. } = request.text_with(Targets::All)?;
-        let masked = |inner| -> Box<dyn mt_data::HeldOut> { Box::new(MaskedHeldOut::new(inner, self.masking)) };
+        let masked =
+            |inner| -> Box<dyn mt_data::HeldOut> { Box::new(MaskedHeldOut::new(inner, self.masking)) };
         Ok(RunData {
             train: Box::new(MaskedSource::new(train, self.masking)),
             evaluation: evaluation.map(masked),

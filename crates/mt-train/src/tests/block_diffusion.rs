@@ -83,7 +83,8 @@ fn golden() -> Golden {
 
 /// The batch of the reference values, without masks.
 fn clean(golden: &Golden) -> Batch {
-    let of = |(name, stored): (&'static str, &str)| NamedArray { name, values: Arc::new(golden.array(stored)) };
+    let of =
+        |(name, stored): (&'static str, &str)| NamedArray { name, values: Arc::new(golden.array(stored)) };
     let arrays = [
         (INPUTS, "clean"),
         (INPUTS_POSITION, "positions"),
@@ -129,13 +130,13 @@ fn loss_of(keys: &[&str], batch: &Batch, golden: &Golden) -> Vec<HostArray> {
     };
     let declared = rule.objective.arrays(ROWS);
     let program = program(&options, |inputs| {
-        let input = |name: &str, dtype, axes: &[_]| inputs.input(name, dtype, axes, &vec![None; axes.len()], false);
+        let input =
+            |name: &str, dtype, axes: &[_]| inputs.input(name, dtype, axes, &vec![None; axes.len()], false);
         let trained: Vec<Tensor<'_>> =
             specs.iter().map(|(path, spec)| input(&path.to_string(), spec.dtype, &spec.axes)).collect();
         let arrays: Vec<Tensor<'_>> =
             declared.iter().map(|array| input(array.name, array.dtype, &array.axes)).collect();
-        let batch =
-            BatchTensors::new(declared.iter().map(|array| array.name), arrays, SequenceOrder::AsRead);
+        let batch = BatchTensors::new(declared.iter().map(|array| array.name), arrays, SequenceOrder::AsRead);
         let models = ModelTensors { trained, frozen: Vec::new() };
         let made = rule.loss_and_gradients(&specs, &models, &batch, inputs.region().key(0));
         let gradient = |wanted: &str| {
@@ -169,7 +170,8 @@ fn masks_losses_and_gradients_equal_the_reference() {
             MaskedSource::new(same.clone(), masking).next_batch().unwrap().unwrap()
         };
         let stored = |what: &str| golden.array(&format!("{name}.{what}"));
-        let integers = |what: &str| stored(what).to_f64().iter().map(|value| *value as i32).collect::<Vec<_>>();
+        let integers =
+            |what: &str| stored(what).to_f64().iter().map(|value| *value as i32).collect::<Vec<_>>();
         assert_eq!(batch.integers(INPUTS), integers("inputs"), "{name}");
         let counted: i32 = integers("counted").iter().sum();
         assert_eq!(batch.num_targets() as i32, counted, "{name}");

@@ -2,6 +2,7 @@
 //! parameters, forward pass and declarations.
 
 mod attention;
+mod engram;
 mod experts;
 mod gated_delta;
 mod latent_attention;
@@ -21,6 +22,7 @@ use mt_nn::{
 use mt_trace::Tensor;
 
 pub use attention::{AttentionConfig, QueryKeyNorm, Values};
+pub use engram::{EngramConfig, TokenNumbers};
 pub use experts::{ExpertPlacement, ExpertsConfig, Mixture, SharedExperts};
 pub use gated_delta::GatedDeltaConfig;
 pub use latent_attention::LatentAttentionConfig;
