@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::batch::{Batch, TextRows};
 use crate::error::{DataError, Result};
-use crate::options::{DatasetOptions, Packing, Remainder};
+use crate::options::{DatasetOptions, Packing, Remainder, Targets};
 use crate::random::{key, mix};
 use crate::reader::DocumentReader;
 use crate::source::Dataset;
@@ -492,6 +492,9 @@ fn fingerprint(
         parts.push(("the use of BOS and EOS", format!("BOS {}, EOS {}", options.add_bos, options.add_eos)));
         if let Some(conversations) = &options.conversations {
             parts.push(("the form of conversations", conversations.fingerprint()));
+        }
+        if options.targets == Targets::All {
+            parts.push(("the targets", "all tokens of a document".into()));
         }
         parts.push(("the packing", format!("{packing}, {segments} of segments in a row")));
     }

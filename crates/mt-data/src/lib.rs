@@ -38,6 +38,7 @@ mod error;
 mod evaluation;
 mod files;
 mod iterator;
+mod masking;
 mod options;
 mod prefetch;
 mod random;
@@ -57,7 +58,8 @@ pub use error::{DataError, Result};
 pub use evaluation::{EvaluationBatches, EvaluationSet};
 pub use files::expand as expand_patterns;
 pub use iterator::TrainIterator;
-pub use options::{DatasetOptions, Packing, Remainder};
+pub use masking::{BlockMasking, MaskedHeldOut, MaskedSource};
+pub use options::{DatasetOptions, Packing, Remainder, Targets};
 pub use prefetch::{Awaited, Prefetcher};
 pub use random::Permutation;
 pub use repository::{Split, remove_seen, repository_corpus, repository_documents, save_documents};
@@ -66,7 +68,7 @@ pub use state::IteratorState;
 pub use statistics::{UnigramModel, bits_per_byte};
 pub use stream::{BatchSource, HeldOut, Position};
 pub use tokenizer::{
-    BYTE_LEVEL_SPECIAL_TOKENS, DecodeStream, EncodedDocument, SpecialTokens, TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE, Tokenizer, TokenizerKind, train_bpe,
+    BYTE_LEVEL_SPECIAL_TOKENS, CompressedVocabulary, DecodeStream, EncodedDocument, SpecialTokens,
+    TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer, TokenizerKind, train_bpe,
 };
 pub use watch::{Progress, Task, Watch};

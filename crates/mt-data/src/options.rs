@@ -17,6 +17,15 @@ pub enum Packing {
     FirstFit,
 }
 
+/// The tokens of a document that are targets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Targets {
+    /// All but the first one: each position predicts the token that follows its input.
+    Next,
+    /// All. Inputs have no meaning, and whoever uses the batch replaces them.
+    All,
+}
+
 /// The treatment of rows that do not fill a batch after the last epoch. Epochs are contiguous, so rows and batches
 /// extend from one epoch into the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +56,8 @@ pub struct DatasetOptions {
     /// Whether the tokens of a document beyond the length of a row are dropped instead of continued in another row. By
     /// default, they are dropped if documents are not packed.
     pub drops_long_ends: Option<bool>,
+    /// The tokens of a document that are targets.
+    pub targets: Targets,
     /// The most documents in a row.
     pub max_segments: Option<usize>,
     /// Whether each epoch visits the documents in a random order of its own.
@@ -79,6 +90,7 @@ impl DatasetOptions {
             num_hosts: 1,
             packing: Packing::ConcatThenSplit,
             drops_long_ends: None,
+            targets: Targets::Next,
             max_segments: None,
             shuffle: true,
             seed: 0,

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use crate::conversation::{AddedEnds, Conversations};
 use crate::error::{DataError, Result};
+use crate::options::{DatasetOptions, Targets};
 use crate::random::key;
 use crate::source::{Dataset, Order};
 use crate::tokenizer::{EncodedDocument, Tokenizer};
@@ -25,6 +26,7 @@ pub(crate) struct DocumentReader {
     vocab_size: Option<usize>,
     /// How records become conversations, and the most tokens of one.
     conversations: Option<(Arc<Conversations>, usize)>,
+    targets: Targets,
     shuffle: Option<u64>,
     num_examples: Option<u64>,
     pool: Option<rayon::ThreadPool>,
@@ -38,7 +40,7 @@ impl DocumentReader {
     pub(crate) fn new(
         dataset: Arc<Dataset>,
         tokenizer: Option<Arc<Tokenizer>>,
-        options: &crate::options::DatasetOptions,
+        options: &DatasetOptions,
     ) -> Result<Self> {
         let pool = match options.threads {
             0 => None,
@@ -54,8 +56,12 @@ impl DocumentReader {
             add_bos: options.add_bos,
             add_eos: options.add_eos,
             vocab_size: options.vocab_size,
-            // A row of targets needs one more input.
-            conversations: options.conversations.clone().map(|form| (form, options.length + 1)),
+            // A row of targets needs one more input, which is the document's first token if it is no target.
+            conversations: options
+                .conversations
+                .clone()
+                .map(|form| (form, options.length + usize::from(options.targets == Targets::Next))),
+            targets: options.targets,
             shuffle: options.shuffle.then_some(options.seed),
             num_examples,
             pool,
@@ -121,7 +127,7 @@ impl DocumentReader {
             }
         }
         let (tokenizer, add_bos, add_eos) = (self.tokenizer.clone(), self.add_bos, self.add_eos);
-        let (dataset, vocab_size) = (self.dataset.clone(), self.vocab_size);
+        let (dataset, vocab_size, targets) = (self.dataset.clone(), self.vocab_size, self.targets);
         let conversations = self.conversations.clone();
         let encode = |(example, index, text): &(u64, u64, String)| {
             let document = match (&tokenizer, &conversations) {
@@ -136,7 +142,8 @@ impl DocumentReader {
                 }
                 _ => Ok(EncodedDocument::default()),
             };
-            (*example, document.and_then(|document| known(document, vocab_size, &dataset)))
+            let document = document.and_then(|document| known(document, vocab_size, &dataset));
+            (*example, document.map(|document| with_targets(document, targets)))
         };
         let encode_all = || texts.par_iter().map(encode).collect::<Vec<_>>();
         let documents = match &self.pool {
@@ -167,6 +174,18 @@ impl DocumentReader {
             None => position,
         }
     }
+}
+
+/// The document with another token before its first one, if that one is a target.
+fn with_targets(mut document: EncodedDocument, targets: Targets) -> EncodedDocument {
+    if let (Targets::All, Some(first)) = (targets, document.tokens.first().copied()) {
+        document.tokens.insert(0, first);
+        document.bytes.insert(0, 0);
+        if let Some(trained) = document.trained.first().copied() {
+            document.trained.insert(0, trained);
+        }
+    }
+    document
 }
 
 /// Returns the document if all its tokens are in the model's vocabulary. The embedding lookup would otherwise clamp the

@@ -284,3 +284,15 @@ fn one_endless_word_is_learnt_and_encoded_in_pieces() {
         assert!(tokenizer.decode(&ids, true).unwrap() == word);
     }
 }
+
+/// Tokens that differ in case, accents, forms of characters or white space alone have one number.
+#[test]
+fn compressed_vocabularies_are_those_of_the_normalizers_in_python() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/compressed");
+    let expected = std::fs::read_to_string(folder.join("numbers.json")).unwrap();
+    let expected: Vec<i32> = serde_json::from_str(&expected).unwrap();
+    let compressed = Tokenizer::load(folder.join("tokenizer.json")).unwrap().compressed().unwrap();
+    assert_eq!(compressed.numbers, expected);
+    assert_eq!(compressed.size as i32, expected.iter().max().unwrap() + 1);
+    assert!(compressed.size < expected.len());
+}

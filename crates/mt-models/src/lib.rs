@@ -13,6 +13,7 @@ pub mod families;
 pub mod hugging_face;
 mod layer_output;
 mod model;
+mod numpy;
 mod storage;
 
 pub use description::{AttentionFlops, Description, FlopCount};

@@ -37,6 +37,12 @@ pub enum ModelError {
     )]
     TooFewPositions { length: usize, positions: usize },
     #[error(
+        "`attention_type` is `block_diffusion`, but layer {layer} does not see all positions of a block\nhint: use a `decoder_block` whose layers all have attention without windows or chunks, such as `llama2` or `qwen3`"
+    )]
+    LayerWithoutBlocks { layer: usize },
+    #[error("layers of `engram_layers` need the tokenizer: {reason}")]
+    NoVocabulary { reason: String },
+    #[error(
         "layer {layer} takes keys and values from an earlier layer of its kind, but there is none\nhint: lower `num_kv_shared_layers`"
     )]
     NothingToShare { layer: usize },

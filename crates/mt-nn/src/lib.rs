@@ -8,8 +8,10 @@
 
 pub mod attention;
 pub mod axes;
+mod convolution;
 mod dropout;
 mod embedding;
+pub mod engram;
 pub mod experts;
 mod following;
 pub mod gated_delta;

@@ -8,9 +8,9 @@ use mt_config::{
 };
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, ChatTemplate, ConversationColumns, Conversations, Dataset,
-    DatasetOptions, EvaluationSet, HeldOut, Packing, RecordFormat, Remainder, Source, Split, TextDocument,
-    Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte, repository_documents, save_documents,
-    train_bpe,
+    DatasetOptions, EvaluationSet, HeldOut, Packing, RecordFormat, Remainder, Source, Split, Targets,
+    TextDocument, Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte, repository_documents,
+    save_documents, train_bpe,
 };
 
 use crate::{Observer, TrainError, events, objective::Objective};
@@ -107,6 +107,11 @@ impl DataRequest<'_> {
     /// # Errors
     /// Files or a tokenizer cannot be read, or the vocabulary is too large for the model.
     pub fn text(&self) -> Result<RunData, TrainError> {
+        self.text_with(Targets::Next)
+    }
+
+    /// As [`Self::text`], with these targets.
+    pub(crate) fn text_with(&self, targets: Targets) -> Result<RunData, TrainError> {
         let (train, evaluation) = self.sources()?;
         let dataset = Arc::new(Dataset::open_watched(&train, self.watch)?);
         let tokenizer = self.open_tokenizer(&dataset)?;
@@ -125,6 +130,7 @@ impl DataRequest<'_> {
                     (true, PackingType::FirstFit) => Packing::FirstFit,
                     (true, PackingType::ConcatThenSplit) => Packing::ConcatThenSplit,
                 },
+                targets,
                 // The tokenizer cuts conversations, so that it can leave out those whose answers would be cut away.
                 drops_long_ends: Some(self.data.drops_long_ends() && conversations.is_none()),
                 max_segments: self.data.max_segments_per_seq,

@@ -169,6 +169,7 @@ group! {
     /// Attention and the norms around it.
     pub struct AttentionGroup {
         attention_type: AttentionType,
+        causal_block_size: usize,
         attention_pattern: Vec<LayerAttention>,
         sliding_window_size: usize,
         chunk_attn_window_size: usize,

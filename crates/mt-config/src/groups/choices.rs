@@ -225,10 +225,41 @@ choice! {
         Latent = "mla",
         /// All positions, earlier and later.
         Full = "full",
+        /// All positions of the same block of `causal_block_size` and of earlier blocks.
+        BlockDiffusion = "block_diffusion",
     }
     not built {
         "compressed": features::COMPRESSED_ATTENTION,
-        "block_diffusion": features::BLOCK_DIFFUSION,
+    }
+}
+
+choice! {
+    /// What a run minimizes.
+    pub enum TrainingObjective {
+        /// The cross-entropy of the next token.
+        CausalLm = "causal_lm",
+        /// The cross-entropy of masked tokens, block by block.
+        BlockDiffusion = "block_diffusion",
+    }
+}
+
+choice! {
+    /// The logits that predict a token of a block.
+    pub enum LogitAlignment {
+        /// Those of its own position.
+        SamePosition = "same_position",
+        /// Those of the position before.
+        Shifted = "shifted",
+    }
+}
+
+choice! {
+    /// What a block's tokens are before any of them is predicted.
+    pub enum CanvasPolicy {
+        /// All masked.
+        AllMasked = "all_masked",
+        /// The first one is given, the others are masked.
+        SeedAndMask = "seed_and_mask",
     }
 }
 

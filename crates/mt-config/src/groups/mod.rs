@@ -9,6 +9,7 @@ mod blocks;
 mod choices;
 mod context;
 mod data;
+mod engram;
 mod experts;
 mod model;
 mod monitor;
@@ -36,14 +37,16 @@ pub use ahead::{AbsentHardware, AheadGroup};
 pub use architecture::{AttentionGroup, GatedDeltaGroup, IndexerGroup, LatentGroup, PositionGroup};
 pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
-    AttentionKind, AttentionType, ContextAxis, ContextStrategy, DataFormat, DatasetType, DecoderBlock,
-    Hardware, HfTextUnit, LayerAttention, LearningRateSchedule, MatmulPrecision, MlpActivation,
-    OptimizerSpaceChoice, OptimizerType, PackingType, ProfilerChoice, ReorderStrategy, RopeType,
-    RoutedScores, SamplingStrategy, ShardMode, TokenizerType, WsdDecayStyle,
+    AttentionKind, AttentionType, CanvasPolicy, ContextAxis, ContextStrategy, DataFormat, DatasetType,
+    DecoderBlock, Hardware, HfTextUnit, LayerAttention, LearningRateSchedule, LogitAlignment,
+    MatmulPrecision, MlpActivation, OptimizerSpaceChoice, OptimizerType, PackingType, ProfilerChoice,
+    ReorderStrategy, RopeType, RoutedScores, SamplingStrategy, ShardMode, TokenizerType, TrainingObjective,
+    WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;
 pub use data::{DataGroup, TokenizerChoice, TokenizerGroup};
+pub use engram::EngramGroup;
 pub use experts::ExpertsGroup;
 pub(crate) use model::Scales;
 pub use model::{ModelGroup, OptimizerGroup};
@@ -66,6 +69,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("AttentionGroup", AttentionGroup::KEYS, "train and decode"),
     ("BlocksGroup", BlocksGroup::KEYS, "train and decode"),
     ("ExpertsGroup", ExpertsGroup::KEYS, "train and decode"),
+    ("EngramGroup", EngramGroup::KEYS, "train and decode"),
     ("LatentGroup", LatentGroup::KEYS, "train and decode"),
     ("IndexerGroup", IndexerGroup::KEYS, "train and decode"),
     ("GatedDeltaGroup", GatedDeltaGroup::KEYS, "train and decode"),

@@ -3,7 +3,7 @@
 use mt_shape::DType;
 
 use super::{
-    BlocksGroup, ExpertsGroup,
+    BlocksGroup, EngramGroup, ExpertsGroup,
     architecture::{AttentionGroup, GatedDeltaGroup, IndexerGroup, LatentGroup, PositionGroup},
     choices::{
         AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MatmulPrecision, MlpActivation,
@@ -61,6 +61,7 @@ group! {
         latent: LatentGroup = LatentGroup::read,
         indexer: IndexerGroup = IndexerGroup::read,
         gated_delta: GatedDeltaGroup = GatedDeltaGroup::read,
+        engram: EngramGroup = EngramGroup::read,
         blocks: BlocksGroup = BlocksGroup::read,
         positions: PositionGroup = PositionGroup::read,
         remat: RematGroup = RematGroup::read,
@@ -91,6 +92,17 @@ impl Scales {
 
 impl ModelGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let beyond = self.engram.engram_layers.iter().any(|layer| *layer >= self.num_decoder_layers_or_all());
+        if beyond {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}",
+                    config.stated("engram_layers"),
+                    config.stated("base_num_decoder_layers")
+                ),
+                "name layers of the model, counted from 0",
+            ));
+        }
         if self.mtp_num_layers > 0 && self.decoder_block != DecoderBlock::DeepSeek {
             problems.push(not_built(
                 config.entry("mtp_num_layers"),
@@ -155,6 +167,7 @@ impl ModelGroup {
         keys.extend(self.layers.differing_keys(&other.layers));
         keys.extend(self.indexer.differing_keys(&other.indexer));
         keys.extend(self.gated_delta.differing_keys(&other.gated_delta));
+        keys.extend(self.engram.differing_keys(&other.engram));
         keys.extend(self.positions.differing_keys(&other.positions));
         keys
     }
@@ -192,6 +205,12 @@ impl ModelGroup {
     /// The number of decoder layers.
     pub fn num_decoder_layers(&self) -> usize {
         self.base_num_decoder_layers << self.scales().layers
+    }
+
+    /// As [`Self::num_decoder_layers`]; no limit for a scale that is no power of two, which is another mistake.
+    fn num_decoder_layers_or_all(&self) -> usize {
+        let scales = Scales::of(self.global_parameter_scale as u64);
+        scales.map_or(usize::MAX, |scales| self.base_num_decoder_layers << scales.layers)
     }
 
     /// The dropout rate of training; 0 if dropout is disabled.

@@ -1,7 +1,12 @@
 //! The loss and how its gradients are computed.
 
-use super::group;
-use crate::{config::Config, error::Problem, origin::Origin};
+use super::{AttentionType, CanvasPolicy, LogitAlignment, TrainingObjective, group};
+use crate::{
+    config::{Config, not_built, report},
+    error::Problem,
+    origin::Origin,
+    table::features,
+};
 
 group! {
     /// The objective, how its computation is divided into tiles and micro-batches, and what is recorded of it.
@@ -16,6 +21,11 @@ group! {
         mtp_num_layers: usize,
         mtp_loss_scaling_factor: f64,
         mtp_eval_target_module: usize,
+        training_objective: TrainingObjective,
+        block_diffusion_mask_id: Option<usize>,
+        block_diffusion_min_noise: f64,
+        block_diffusion_logit_alignment: LogitAlignment,
+        block_diffusion_canvas_policy: CanvasPolicy,
     }
     besides {
         tiling_origin: Origin = |config, _| Some(config.entry("num_vocab_tiling").origin.clone()),
@@ -24,6 +34,7 @@ group! {
 
 impl ObjectiveGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        self.check_block_diffusion(config, problems);
         if self.mtp_eval_target_module > self.mtp_num_layers {
             problems.push(Problem::inconsistent(
                 format!(
@@ -46,5 +57,92 @@ impl ObjectiveGroup {
                 format!("use a number of tiles that divides {length}, such as `num_vocab_tiling={smaller}`"),
             ));
         }
+    }
+
+    /// Checks the objective of block diffusion together with the attention that it needs. Only the first mistake is
+    /// reported, because the others may follow from it.
+    fn check_block_diffusion(&self, config: &Config, problems: &mut Vec<Problem>) {
+        const ALIGNMENT: &str = "block_diffusion_logit_alignment";
+        const CANVAS: &str = "block_diffusion_canvas_policy";
+        let stated = |key: &str| config.stated(key);
+        let number = |key: &str| config.entry(key).value.as_u64().map_or(0, |number| number as usize);
+        let is_diffusion = self.training_objective == TrainingObjective::BlockDiffusion;
+        let sees_blocks = config.entry("attention_type").value == AttentionType::BlockDiffusion.name();
+        if is_diffusion != sees_blocks {
+            let (problem, hint) = match is_diffusion {
+                true => {
+                    ("which hides the later tokens of a block", "set `attention_type=block_diffusion`, too")
+                }
+                false => (
+                    "so that a token could be read from the input that predicts it",
+                    "set `training_objective=block_diffusion`, too, or use `attention_type=global`",
+                ),
+            };
+            let (one, other) = (stated("training_objective"), stated("attention_type"));
+            problems.push(Problem::inconsistent(format!("{one}, but {other}, {problem}"), hint));
+            return;
+        }
+        if !is_diffusion {
+            return;
+        }
+        let is_set = |key: &str| config.entry(key).value == true;
+        if is_set("use_sft") && is_set("sft_train_on_completion_only") {
+            report(
+                problems,
+                not_built(config.entry("sft_train_on_completion_only"), features::MASKED_ANSWERS),
+            );
+            return;
+        }
+        let (block, length) = (number("causal_block_size"), self.max_target_length);
+        let (vocab_size, mask) = (number("vocab_size"), self.block_diffusion_mask_id);
+        let has_seeds = self.block_diffusion_canvas_policy == CanvasPolicy::SeedAndMask;
+        let problem = if mask.is_none_or(|mask| mask >= vocab_size) {
+            let range = format!("the number of a token that no text has, from 0 to {}", vocab_size - 1);
+            let (mask, vocab) = (stated("block_diffusion_mask_id"), stated("vocab_size"));
+            Problem::inconsistent(format!("{mask}, but {vocab}"), format!("use {range}"))
+        } else if has_seeds != (self.block_diffusion_logit_alignment == LogitAlignment::Shifted) {
+            Problem::inconsistent(
+                format!("{}, but {}", stated(ALIGNMENT), stated(CANVAS)),
+                format!(
+                    "use `{ALIGNMENT}=same_position {CANVAS}=all_masked`, or `{ALIGNMENT}=shifted {CANVAS}=seed_and_mask`"
+                ),
+            )
+        } else if has_seeds && block < 2 {
+            Problem::inconsistent(
+                format!(
+                    "{}, but {}, so that nothing would be masked",
+                    stated(CANVAS),
+                    stated("causal_block_size")
+                ),
+                "use blocks of at least 2 tokens",
+            )
+        } else if !length.is_multiple_of(block) {
+            let smaller = (1..block.min(length)).rev().find(|size| length.is_multiple_of(*size)).unwrap_or(1);
+            Problem::inconsistent(
+                format!(
+                    "{}, but {}, which is no multiple of it",
+                    stated("causal_block_size"),
+                    stated("max_target_length")
+                ),
+                format!("use a size that divides {length}, such as `causal_block_size={smaller}`"),
+            )
+        } else if self.block_diffusion_min_noise == 0.0 {
+            Problem::inconsistent(
+                format!("{}, which is not above 0", stated("block_diffusion_min_noise")),
+                "use a small probability, such as 0.001",
+            )
+        } else if self.mtp_num_layers > 0 {
+            Problem::inconsistent(
+                format!(
+                    "{}, but {}, whose modules predict what follows a token",
+                    stated("training_objective"),
+                    stated("mtp_num_layers")
+                ),
+                "leave out `mtp_num_layers`",
+            )
+        } else {
+            return;
+        };
+        problems.push(problem);
     }
 }

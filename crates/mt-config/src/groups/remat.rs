@@ -135,6 +135,7 @@ group! {
         out_proj: TensorLocation,
         attention_out: TensorLocation,
         indexer_cutoff_threshold: TensorLocation,
+        engram: TensorLocation,
         optimizer_memory_host_offload: bool,
         parameter_memory_host_offload: bool,
     }
@@ -176,6 +177,7 @@ impl RematGroup {
             ("value_proj", vec![value, both, all]),
             own("context", self.context),
             own("attention_out", self.attention_out),
+            own("engram", self.engram),
             own("out_proj", self.out_proj),
             own("indexer_cutoff_threshold", self.indexer_cutoff_threshold),
             own("mlpwi", self.mlpwi),

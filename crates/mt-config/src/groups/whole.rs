@@ -179,15 +179,20 @@ impl TrainConfig {
 
 impl DecodeConfig {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
-        if self.model.layers.attention_type == AttentionType::Full {
-            problems.push(Problem::inconsistent(
+        match self.model.layers.attention_type {
+            AttentionType::Full => problems.push(Problem::inconsistent(
                 format!(
                     "{}, but a model whose tokens attend to later ones cannot generate them one by one",
                     config.stated("attention_type")
                 ),
                 "train a model with `attention_type=global` to generate text; `maxtext logits` applies this one to \
                  whole rows",
-            ));
+            )),
+            // Tokens of a block are predicted together, from masked ones, which generation does not do yet.
+            AttentionType::BlockDiffusion => {
+                report(problems, not_built(config.entry("attention_type"), features::BLOCK_DIFFUSION));
+            }
+            _ => {}
         }
     }
 

@@ -230,8 +230,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `attention_type=block_diffusion`.",
             )
             .at_least(1.0)
-            .refused(features::BLOCK_DIFFUSION)
-            .only_with("training_objective", &["block_diffusion"])
+            .only_with("attention_type", &["block_diffusion"])
             .acts_on("attention"),
             Key::integer(
                 "mla_qk_head_chunk_size",

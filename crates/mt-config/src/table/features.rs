@@ -4,7 +4,7 @@ pub(crate) const APPROXIMATE_INDEXER: &str = "approximate search of the attentio
 pub(crate) const ARRAY_RECORD: &str = "data in ArrayRecord files";
 pub(crate) const AUDIO_MODELS: &str = "audio models";
 pub(crate) const BENCHMARKS_OF_INFERENCE: &str = "benchmarks of inference";
-pub(crate) const BLOCK_DIFFUSION: &str = "block diffusion";
+pub(crate) const BLOCK_DIFFUSION: &str = "generation by block diffusion";
 pub(crate) const BLOCKS_UNLIKE_THEIR_FAMILYS: &str = "changes to a family's blocks";
 pub(crate) const CHUNKED_PREFILL: &str = "prefill in pieces";
 pub(crate) const CLOUD_STORAGE: &str = "cloud storage";
@@ -19,7 +19,6 @@ pub(crate) const DISTILLATION: &str = "distillation";
 pub(crate) const DUMPS_OF_TRACED_PROGRAMS: &str = "dumps of traced programs";
 pub(crate) const ELASTIC_TRAINING: &str = "elastic training";
 pub(crate) const EMERGENCY_CHECKPOINTS: &str = "emergency checkpoints";
-pub(crate) const ENGRAM_LAYERS: &str = "engram layers";
 pub(crate) const EXCHANGE_OF_HEADS: &str = "attention that exchanges heads between devices";
 pub(crate) const EXPERT_PARALLELISM: &str = "further options of expert parallelism";
 pub(crate) const FORMATTING_FUNCTIONS: &str = "formatting functions in Python";
@@ -28,6 +27,7 @@ pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
 pub(crate) const HYPER_CONNECTIONS: &str = "hyper-connections";
 pub(crate) const LOG_PROBABILITIES_OF_DECODED_TOKENS: &str = "log-probabilities of decoded tokens";
 pub(crate) const LORA_ADAPTERS: &str = "LoRA adapters";
+pub(crate) const MASKED_ANSWERS: &str = "block diffusion of answers only";
 pub(crate) const MEMORY_ESTIMATES: &str = "memory estimates";
 pub(crate) const MIXTURES_OF_DATASETS: &str = "mixtures of datasets";
 pub(crate) const MIXTURES_OF_EXPERTS: &str = "further options of mixtures of experts";
@@ -65,6 +65,7 @@ pub(crate) const WRITING_ZARR_VERSION_2: &str = "writing Zarr version 2";
 
 /// Alternatives to some of the features.
 const INSTEAD: &[(&str, &str)] = &[
+    (BLOCK_DIFFUSION, "compute the logits of given tokens, masked ones among them, with `maxtext logits`"),
     (CLOUD_STORAGE, "use a path of this machine, to which a bucket may be mounted"),
     (
         HUB_DATASETS,

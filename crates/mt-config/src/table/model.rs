@@ -400,11 +400,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 &[],
                 "Layers, from 0, that look up a memory of n-grams before attention.",
             )
-            .refused(features::ENGRAM_LAYERS)
             .acts_on("model"),
             Key::integer("engram_num_heads", 8, "Number of hashed tables for each length of n-gram.")
                 .at_least(1.0)
-                .refused(features::ENGRAM_LAYERS)
                 .only_with("engram_layers", &[])
                 .acts_on("model"),
             Key::integer(
@@ -413,7 +411,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Width of the entries in each hashed table of the n-gram memory.",
             )
             .at_least(1.0)
-            .refused(features::ENGRAM_LAYERS)
             .only_with("engram_layers", &[])
             .acts_on("model"),
             Key::integers(
@@ -422,7 +419,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Least number of entries in a table of the n-gram memory, for each length from \
                  2.",
             )
-            .refused(features::ENGRAM_LAYERS)
             .only_with("engram_layers", &[])
             .acts_on("model"),
             Key::integer(
@@ -431,7 +427,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Tokens in the longest n-grams that engram layers look up.",
             )
             .at_least(2.0)
-            .refused(features::ENGRAM_LAYERS)
             .only_with("engram_layers", &[])
             .acts_on("model"),
             Key::integer(
@@ -440,12 +435,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Positions that the convolution after the n-gram memory spans.",
             )
             .at_least(1.0)
-            .refused(features::ENGRAM_LAYERS)
             .only_with("engram_layers", &[])
             .acts_on("model"),
             Key::integer("engram_seed", 0, "Seed of the multipliers that hash n-grams.")
                 .at_least(0.0)
-                .refused(features::ENGRAM_LAYERS)
                 .only_with("engram_layers", &[])
                 .acts_on("initialization"),
         ],

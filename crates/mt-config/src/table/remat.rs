@@ -160,8 +160,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             "engram",
             "Recompute the outputs of engram layers in the backward pass, or keep them on \
              the device or the host (`remat_policy=custom`).",
-        )
-        .refused(features::ENGRAM_LAYERS),
+        ),
         Key::boolean(
             "optimizer_memory_host_offload",
             false,

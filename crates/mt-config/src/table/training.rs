@@ -2,7 +2,10 @@
 
 use super::{KeyGroup, features};
 use crate::{
-    groups::{LearningRateSchedule, OptimizerSpaceChoice, OptimizerType, WsdDecayStyle},
+    groups::{
+        CanvasPolicy, LearningRateSchedule, LogitAlignment, OptimizerSpaceChoice, OptimizerType,
+        TrainingObjective, WsdDecayStyle,
+    },
     key::{Key, Literal},
 };
 
@@ -74,14 +77,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer("init_weights_seed", 0, "Seed of the initial weights and of dropout.")
                 .at_least(0.0)
                 .acts_on("initialization"),
-            Key::choice(
+            Key::of::<TrainingObjective>(
                 "training_objective",
-                "causal_lm",
-                &["causal_lm", "block_diffusion"],
+                TrainingObjective::CausalLm.name(),
                 "The training objective: predicting the next token, or filling in masked tokens block by \
                  block.",
             )
-            .refused(features::BLOCK_DIFFUSION)
             .acts_on("loss"),
             Key::integer(
                 "block_diffusion_mask_id",
@@ -90,7 +91,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  unset.",
             )
             .at_least(-1.0)
-            .refused(features::BLOCK_DIFFUSION)
             .only_with("training_objective", &["block_diffusion"])
             .acts_on("data"),
             Key::float(
@@ -101,27 +101,22 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .at_most(1.0)
-            .refused(features::BLOCK_DIFFUSION)
             .only_with("training_objective", &["block_diffusion"])
             .acts_on("data"),
-            Key::choice(
+            Key::of::<LogitAlignment>(
                 "block_diffusion_logit_alignment",
-                "same_position",
-                &["same_position", "shifted"],
+                LogitAlignment::SamePosition.name(),
                 "Whether logits predict the token at their own position or, when `shifted`, at \
                  the next one.",
             )
-            .refused(features::BLOCK_DIFFUSION)
             .only_with("training_objective", &["block_diffusion"])
             .acts_on("loss"),
-            Key::choice(
+            Key::of::<CanvasPolicy>(
                 "block_diffusion_canvas_policy",
-                "all_masked",
-                &["all_masked", "seed_and_mask"],
+                CanvasPolicy::AllMasked.name(),
                 "How a block starts out: with every token masked, or with its first token \
                  given.",
             )
-            .refused(features::BLOCK_DIFFUSION)
             .only_with("training_objective", &["block_diffusion"])
             .acts_on("data"),
             Key::integer(

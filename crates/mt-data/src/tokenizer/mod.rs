@@ -3,6 +3,7 @@
 mod backend;
 mod bpe;
 mod companions;
+mod compressed;
 mod hugging_face;
 mod learn;
 mod load;
@@ -30,6 +31,7 @@ use companions::Companions;
 
 pub use bpe::{BYTE_LEVEL_SPECIAL_TOKENS, train_bpe};
 pub(crate) use companions::SPECIAL_TOKENS_MAP_FILE;
+pub use compressed::CompressedVocabulary;
 pub use load::TokenizerKind;
 pub use special::SpecialTokens;
 pub(crate) use special::text_of;
@@ -294,6 +296,14 @@ impl Tokenizer {
     /// The token as the vocabulary spells it.
     pub fn token(&self, id: u32) -> Option<String> {
         self.backend.token(id)
+    }
+
+    /// The tokens by what they mean to a reader.
+    ///
+    /// # Errors
+    /// The tokenizer cannot decode a token.
+    pub fn compressed(&self) -> Result<CompressedVocabulary> {
+        CompressedVocabulary::of(self)
     }
 
     /// The id of a token as the vocabulary spells it.

@@ -2,7 +2,12 @@
 
 use mt_shape::{DType, LogicalAxis};
 
-use super::{DecoderConfig, LayerConfig, layer::RESIDUAL, part::BatchDims, segments::SegmentForm};
+use super::{
+    DecoderConfig, LayerConfig,
+    layer::RESIDUAL,
+    part::{BatchDims, PartDescription},
+    segments::SegmentForm,
+};
 
 /// A tensor that a model computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +77,11 @@ fn made_by(layers: &[LayerConfig], batch: &BatchDims) -> Vec<Activation> {
     let mut made = Vec::new();
     for (index, layer) in layers.iter().enumerate() {
         made.extend((index > 0).then(|| batch.residual(Some(INPUT))));
+        if let Some(engram) = &layer.engram {
+            made.push(batch.residual(None));
+            made.extend(engram.activations(batch));
+            made.push(batch.residual(None));
+        }
         if let Some(mixer) = &layer.mixer {
             made.extend(layer.norms.pre_attention.map(|_| batch.residual(None)));
             made.extend(mixer.activations(batch));

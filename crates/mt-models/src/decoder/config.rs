@@ -5,7 +5,8 @@ use mt_shape::{Axis, DType};
 use mt_trace::{Precision, SavePolicy};
 
 use super::{
-    AttentionConfig, AttentionThenExpertsConfig, FeedForwardConfig, LayerRun, MixerConfig, MlpConfig,
+    AttentionConfig, AttentionThenExpertsConfig, EngramConfig, FeedForwardConfig, LayerRun, MixerConfig,
+    MlpConfig, TokenNumbers,
     part::{PartDescription, SpecBuilder},
 };
 
@@ -29,6 +30,8 @@ pub struct DecoderConfig {
     pub final_norm: Option<NormKind>,
     pub embedding: EmbeddingConfig,
     pub head: HeadConfig,
+    /// The numbers of tokens for memories of n-grams; present if a layer has one.
+    pub token_numbers: Option<TokenNumbers>,
     /// For dynamic NTK: the factor, and the length beyond which rotary frequencies depend on the sequence length.
     pub dynamic_ntk: Option<(f64, usize)>,
     pub dropout_rate: f64,
@@ -85,6 +88,8 @@ pub struct HeadConfig {
 /// One layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfig {
+    /// The memory of n-grams before the mixer.
+    pub engram: Option<EngramConfig>,
     pub mixer: Option<MixerConfig>,
     pub feed_forward: Option<FeedForwardConfig>,
     pub norms: LayerNorms,
@@ -140,8 +145,9 @@ impl LayerNorms {
 impl LayerConfig {
     /// The layer's parts, in order of application.
     pub fn parts(&self) -> impl Iterator<Item = &dyn PartDescription> {
+        let engram = self.engram.as_ref().map(|engram| -> &dyn PartDescription { engram });
         let mixer = self.mixer.as_deref();
-        mixer.into_iter().chain(self.feed_forward.as_deref())
+        engram.into_iter().chain(mixer).chain(self.feed_forward.as_deref())
     }
 
     /// The mixer, or its part, that is attention.

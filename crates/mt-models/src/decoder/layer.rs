@@ -1,19 +1,21 @@
 //! One layer of a decoder.
 
 use mt_derive::Tree;
-use mt_nn::{Initializer, Linear, Norm, NormOptions, ParamSpec, RmsNorm, axes::EMBED};
+use mt_nn::{Initializer, Linear, Norm, NormOptions, ParamSpec, RmsNorm, axes::EMBED, engram::Engram};
 use mt_shape::{LogicalAxis, logical};
 use mt_trace::Tensor;
 
 use super::{
     DecoderConfig, FeedForward, FeedForwardConfig, LayerConfig, Mixer, NormKind,
-    part::{PartInputs, PartOutputs, PartState, SpecBuilder, StateDims},
+    part::{Part, PartDescription, PartInputs, PartOutputs, PartState, SpecBuilder, StateDims},
 };
 use crate::{LayerOutput, OutputLabel, StateSpec, layer_output::statistics_of};
 
 /// A layer's parameters. Parameters that a family lacks are absent.
 #[derive(Clone, Debug, Tree)]
 pub struct DecoderLayer<L> {
+    pub engram_layer_norm: Option<Norm<L>>,
+    pub engram: Option<Engram<L>>,
     pub pre_attention_norm: Option<Norm<L>>,
     #[tree(flatten)]
     pub mixer: Option<Mixer<L>>,
@@ -52,7 +54,7 @@ pub(super) struct LayerOutputs<'t> {
     pub x: Tensor<'t>,
     /// The tensors that later layers can import: those of the mixer, then those of the feed-forward part.
     pub exports: Vec<Tensor<'t>>,
-    /// The updates of the state: those of the mixer, then those of the feed-forward part.
+    /// The updates of the state: those of the memory of n-grams, of the mixer, and of the feed-forward part.
     pub state: Vec<Tensor<'t>>,
     /// The other outputs, of all kinds that callers can request.
     pub others: Vec<(OutputLabel, Tensor<'t>)>,
@@ -91,6 +93,8 @@ pub(super) fn layer_specs(
     let embed = config.embed;
     let norm = |kind: Option<NormKind>| kind.map(|kind| builder.residual_norm(kind));
     DecoderLayer {
+        engram_layer_norm: norm(layer.engram.as_ref().map(|_| NormKind::RootMeanSquare)),
+        engram: layer.engram.as_ref().map(|engram| engram.specs(builder)),
         pre_attention_norm: norm(layer.norms.pre_attention),
         mixer: layer.mixer.as_ref().map(|mixer| mixer.specs(builder)),
         post_attention_norm: norm(layer.norms.post_attention),
@@ -148,19 +152,32 @@ impl<'t> DecoderLayer<Tensor<'t>> {
             outputs.x = square.forward(x, &[EMBED]).rename(SQUARE_OUTPUT, EMBED).constrain(&RESIDUAL);
             return outputs;
         }
-        let normed = normalized(&self.pre_attention_norm, x);
         let dropout = inputs.parts.dropout;
+        let mut x = x;
+        let num_engram_arrays =
+            config.engram.as_ref().map_or(0, |engram| engram.state(&StateDims::ONE).len());
+        if let (Some(engram), Some(described)) = (&self.engram, &config.engram) {
+            let parts = inputs.parts.with_state(|arrays| &arrays[..num_engram_arrays]);
+            let normed = normalized(&self.engram_layer_norm, x);
+            let made = x.scope(described.scope(), |_| described.forward(engram, normed, &parts));
+            x = (x + made.output).constrain(&RESIDUAL);
+            outputs.x = x;
+            outputs.add(made);
+        }
+        let normed = normalized(&self.pre_attention_norm, x);
         let num_mixer_arrays = config.mixer.as_ref().map_or(0, |mixer| mixer.state(&StateDims::ONE).len());
+        let (mixer_arrays, later_arrays) =
+            (num_engram_arrays..num_engram_arrays + num_mixer_arrays, num_engram_arrays + num_mixer_arrays..);
         let mut mixed = None;
         if let (Some(mixer), Some(described)) = (&self.mixer, &config.mixer) {
-            let parts = inputs.parts.with_state(|arrays| &arrays[..num_mixer_arrays]);
+            let parts = inputs.parts.with_state(|arrays| &arrays[mixer_arrays]);
             let made = x.scope(described.scope(), |_| described.forward(mixer, normed, &parts));
             let output = normalized(&self.post_attention_norm, made.output);
             outputs.others.push((LayerOutput::Mixer.label(), output));
             outputs.add(made);
             mixed = Some(dropout.apply("attention", output));
         }
-        let parts = inputs.parts.with_state(|arrays| &arrays[num_mixer_arrays..]);
+        let parts = inputs.parts.with_state(|arrays| &arrays[later_arrays]);
         let hidden =
             |part: &FeedForward<Tensor<'t>>, described: &FeedForwardConfig, x: Tensor<'t>, residual| {
                 x.scope(described.scope(), |x| {
@@ -210,7 +227,7 @@ impl<'t> PerLayerInput<Tensor<'t>> {
 }
 
 impl LayerConfig {
-    /// The state arrays of the layer: those of the mixer, then those of the feed-forward part.
+    /// The state arrays of the layer: those of the memory of n-grams, of the mixer, and of the feed-forward part.
     pub(super) fn state(&self, dims: &StateDims) -> Vec<StateSpec> {
         self.parts().flat_map(|part| part.state(dims)).collect()
     }

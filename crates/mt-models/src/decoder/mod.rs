@@ -263,13 +263,10 @@ impl ForwardPass for Decoder {
         let config = &self.config;
         let model = self.specs.with_leaves(parameters.iter().copied());
         let segments = match &forward.state {
-            Some(state) if !state.is_filled => Segments {
-                query: tokens.segmentation,
-                key: state.segmentation,
-                first_query: Some(state.start),
-                order: tokens.order,
-            },
-            _ => Segments::within(tokens.segmentation, tokens.order),
+            Some(state) if !state.is_filled => {
+                Segments::of_cache(tokens.segmentation, state.segmentation, state.start, tokens.order)
+            }
+            _ => Segments::within(tokens.segmentation, tokens.order).with_positions(tokens.positions),
         };
         let length = forward.state.as_ref().map_or(tokens.tokens.axis(POSITION).size, |state| state.slots);
         let angles = config.angles(tokens.positions, length);
@@ -294,6 +291,7 @@ impl ForwardPass for Decoder {
         }
         let inputs = StackInputs {
             tokens: tokens.tokens,
+            numbers: config.token_numbers.as_ref().map(|numbers| numbers.of(x.region(), tokens.tokens)),
             positions: tokens.positions,
             angles,
             segments,

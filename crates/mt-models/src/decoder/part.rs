@@ -128,6 +128,8 @@ pub struct BatchDims {
 pub struct PartInputs<'a, 't> {
     /// `i32[batch, position]`
     pub tokens: Tensor<'t>,
+    /// The tokens' numbers for memories of n-grams: `i32[batch, position]`
+    pub numbers: Option<Tensor<'t>>,
     /// The position of each token in its document: `i32[batch, position]`
     pub positions: Tensor<'t>,
     /// The residual stream before the norm of the part's input: `[batch, position, embed]`

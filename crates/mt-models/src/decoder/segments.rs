@@ -1,6 +1,6 @@
 //! The segments of a stack of layers, each of which is scanned or unrolled.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use super::{DecoderConfig, LayerConfig, Place};
 use crate::ModelError;
@@ -10,7 +10,7 @@ use crate::ModelError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerRun {
     /// The prefix of the names of the run's segments; empty if the stack has one run.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// The index of the first layer. The run ends where the next one begins.
     pub first: usize,
     /// The number of layers after which their kinds repeat. Whole cycles are scanned; the remainder is unrolled.
@@ -20,49 +20,53 @@ pub struct LayerRun {
 }
 
 /// MaxText's names for the layers of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredRun {
     /// The name of scanned cycles.
-    pub cycles: &'static str,
+    pub cycles: Cow<'static, str>,
+    /// The name of the run's only layer if the stack is scanned, for layers that are never scanned.
+    pub single: Option<String>,
     /// The prefix of a layer's index, within a cycle of several layers or within the remainder.
     pub layer_of_cycle: &'static str,
     /// The name of the remainder, the layers after the last whole cycle.
     pub remainder: &'static str,
     /// The prefix of an unrolled layer's index.
     pub layer: &'static str,
-    /// Whether unrolled layers are counted from the beginning of the run instead of the stack.
-    pub is_numbered_alone: bool,
+    /// The layer from which unrolled layers are counted.
+    pub counted_from: usize,
 }
 
 impl StoredRun {
     /// `layers`, or `layers_3` if unrolled. In longer cycles `layers.layers_2`, and `layers_remainder.layers_0` after
     /// the cycles.
     pub const LAYERS: Self = Self {
-        cycles: "layers",
+        cycles: Cow::Borrowed("layers"),
+        single: None,
         layer_of_cycle: "layers",
         remainder: "layers_remainder",
         layer: "layers",
-        is_numbered_alone: false,
+        counted_from: 0,
     };
 
-    /// A separately named run, such as `dense_layers`, or `dense_layers_0` for its first layer if unrolled.
-    pub const fn named(name: &'static str) -> Self {
-        Self { cycles: name, layer: name, is_numbered_alone: true, ..Self::LAYERS }
+    /// A separately named run, such as `dense_layers`, or `dense_layers_0` for its first layer, `first`, if unrolled.
+    pub fn named(name: &'static str, first: usize) -> Self {
+        Self { cycles: Cow::Borrowed(name), layer: name, counted_from: first, ..Self::LAYERS }
     }
 
     /// The key of an unrolled layer of the run, or of its stacked layers.
-    fn key(self, run: &LayerRun, place: Place) -> Vec<String> {
+    fn key(&self, is_scanned: bool, place: Place) -> Vec<String> {
         let numbered = |name: &str, index: usize| format!("{name}_{index}");
         match place {
             Place::Model => Vec::new(),
             Place::Layer { remainder: Some(index), .. } => {
                 vec![self.remainder.to_owned(), numbered(self.layer_of_cycle, index)]
             }
-            Place::Layer { index, .. } => {
-                vec![numbered(self.layer, if self.is_numbered_alone { index - run.first } else { index })]
-            }
-            Place::Cycle { length: 1, .. } => vec![self.cycles.to_owned()],
-            Place::Cycle { slot, .. } => vec![self.cycles.to_owned(), numbered(self.layer_of_cycle, slot)],
+            Place::Layer { index, .. } => match self.single.clone().filter(|_| is_scanned) {
+                Some(single) => vec![single],
+                None => vec![numbered(self.layer, index - self.counted_from)],
+            },
+            Place::Cycle { length: 1, .. } => vec![self.cycles.to_string()],
+            Place::Cycle { slot, .. } => vec![self.cycles.to_string(), numbered(self.layer_of_cycle, slot)],
         }
     }
 }
@@ -140,7 +144,7 @@ impl DecoderConfig {
 
     /// Makes the stack one run, whose layers repeat after `cycle` layers.
     pub fn set_cycle(&mut self, cycle: usize) {
-        self.runs = vec![LayerRun { name: "", first: 0, cycle, stored: StoredRun::LAYERS }];
+        self.runs = vec![LayerRun { name: "".into(), first: 0, cycle, stored: StoredRun::LAYERS }];
     }
 
     /// The key of an unrolled layer, or of stacked layers, in MaxText's checkpoints. It is empty for parameters outside
@@ -152,12 +156,49 @@ impl DecoderConfig {
             Place::Cycle { first, .. } => first,
         };
         let run = self.runs.iter().rev().find(|run| run.first <= first);
-        run.map(|run| run.stored.key(run, place)).unwrap_or_default()
+        run.map(|run| run.stored.key(self.scan_layers, place)).unwrap_or_default()
     }
 
     /// Whether another layer imports this layer's exports.
     pub fn is_imported(&self, layer: usize) -> bool {
         self.layers.iter().flat_map(LayerConfig::parts).any(|part| part.imports() == Some(layer))
+    }
+
+    /// Cuts the runs around the layers with memories of n-grams, whose sizes all differ, so that they are never scanned.
+    /// Other layers stay scanned between them.
+    pub(crate) fn separate_memories(&mut self) {
+        let ends: Vec<usize> =
+            self.runs.iter().skip(1).map(|run| run.first).chain([self.layers.len()]).collect();
+        let mut runs = Vec::new();
+        for (run, end) in std::mem::take(&mut self.runs).into_iter().zip(ends) {
+            let has_memory = |layer: &usize| self.layers[*layer].engram.is_some();
+            let mut first = run.first;
+            while first < end {
+                let next = (first..end).find(has_memory).unwrap_or(end);
+                let stored = run.stored.clone();
+                let names = (run.name.clone(), run.stored.cycles.clone());
+                if next == first {
+                    // A cycle longer than the run is not scanned.
+                    runs.push(LayerRun {
+                        name: format!("{}_engram_{first}", names.0).into(),
+                        first,
+                        cycle: 2,
+                        stored: StoredRun { single: Some(format!("{}_engram_{first}", names.1)), ..stored },
+                    });
+                    first += 1;
+                } else {
+                    let last = next - 1;
+                    runs.push(LayerRun {
+                        name: format!("{}_{first}", names.0).into(),
+                        first,
+                        cycle: run.cycle,
+                        stored: StoredRun { cycles: format!("{}_{first}_{last}", names.1).into(), ..stored },
+                    });
+                    first = next;
+                }
+            }
+        }
+        self.runs = runs;
     }
 
     /// Checks that each segment can be executed in its form.
@@ -204,7 +245,7 @@ mod tests {
         config.layers = widths.iter().map(layer).collect();
         let names = ["", "second", "third"];
         let run = |(number, (first, cycle)): (usize, &(usize, usize))| LayerRun {
-            name: names[number],
+            name: names[number].into(),
             first: *first,
             cycle: *cycle,
             stored: StoredRun::LAYERS,

@@ -49,6 +49,8 @@ impl<L> Tree for Layers<L> {
 /// The inputs of layers in addition to the residual stream.
 pub(super) struct StackInputs<'t> {
     pub tokens: Tensor<'t>,
+    /// The tokens' numbers for memories of n-grams.
+    pub numbers: Option<Tensor<'t>>,
     pub positions: Tensor<'t>,
     /// The angles of each rotary embedding.
     pub angles: Vec<(RotaryOptions, RotaryAngles<'t>)>,
@@ -344,6 +346,7 @@ fn wire<'b, 't: 'b>(
     let (rate, order) = (config.dropout_rate, inputs.segments.order);
     let parts = PartInputs {
         tokens: inputs.tokens,
+        numbers: inputs.numbers,
         positions: inputs.positions,
         residual: x,
         segments: inputs.segments,

@@ -62,7 +62,12 @@ fn mixed(scan_layers: bool, remat: Option<SavePolicy>) -> Decoder {
         layer.mixer = Some(DecayConfig { decay: 0.7 }.into());
         layer.feed_forward = Some(ShiftConfig.into());
     }
-    let run = |name, first| LayerRun { name, first, cycle: 1, stored: StoredRun::LAYERS };
+    let run = |name, first| LayerRun {
+        name: std::borrow::Cow::Borrowed(name),
+        first,
+        cycle: 1,
+        stored: StoredRun::LAYERS,
+    };
     config.runs = vec![run("", 0), run("recurrent", 4)];
     (config.scan_layers, config.remat) = (scan_layers, remat);
     config.check().unwrap();

@@ -8,7 +8,7 @@ use mt_nn::{
 use serde_json::Value;
 
 use super::{
-    Family, HuggingFaceFamily, MaxTextLayers, ModelType, describe,
+    Family, HuggingFaceFamily, MaxTextLayers, ModelType, describe, engram,
     names::{self, TensorName, each_expert},
 };
 use crate::{
@@ -75,6 +75,7 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         layer.mixer = Some(attention(group).into());
     }
     describe::dense_then_experts(group, &mut config, &experts);
+    engram::add_memories(group, &mut config)?;
     Ok(config)
 }
 

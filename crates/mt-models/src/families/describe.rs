@@ -30,6 +30,7 @@ use crate::{
 /// A decoder of equal layers with a norm before each part, like Llama's.
 pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let layer = LayerConfig {
+        engram: None,
         mixer: Some(attention(group).into()),
         feed_forward: Some(mlp(group)?.into()),
         norms: LayerNorms::before(NormKind::RootMeanSquare),
@@ -45,7 +46,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         embed,
         vocab: axis(axes::VOCAB, group.vocab_size),
         layers: vec![layer; group.num_decoder_layers()],
-        runs: vec![LayerRun { name: "", first: 0, cycle: 1, stored: StoredRun::LAYERS }],
+        runs: vec![LayerRun { name: "".into(), first: 0, cycle: 1, stored: StoredRun::LAYERS }],
         norm: norm(group, 0.0),
         stores_norm_offset: true,
         final_norm: Some(NormKind::RootMeanSquare),
@@ -69,6 +70,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
             soft_cap: group.layers.final_logits_soft_cap.filter(|cap| *cap > 0.0),
             in_f32: group.logits_dot_in_fp32,
         },
+        token_numbers: None,
         dynamic_ntk: dynamic_ntk(group),
         dropout_rate: group.effective_dropout(),
         init_scale: group.dense_init_scale,
@@ -120,7 +122,12 @@ pub(super) fn dense_then_experts(group: &ModelGroup, config: &mut DecoderConfig,
         layer.feed_forward = Some(experts.clone().into());
     }
     let cycle = config.runs.first().map_or(1, |run| run.cycle);
-    let run = |name, first, stored| LayerRun { name, first, cycle, stored: StoredRun::named(stored) };
+    let run = |name: &'static str, first, stored| LayerRun {
+        name: name.into(),
+        first,
+        cycle,
+        stored: StoredRun::named(stored, first),
+    };
     let runs = [run("dense", 0, "dense_layers"), run("moe", num_dense, "moe_layers")];
     config.runs = match num_dense {
         0 => vec![runs[1].clone()],
@@ -250,8 +257,10 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
                     MaskSpec { chunk: Some(layers.chunk_attn_window_size), ..MaskSpec::CAUSAL }
                 }
                 AttentionType::LocalSliding => local_mask(group),
-                AttentionType::Global | AttentionType::Latent => MaskSpec::CAUSAL,
-                AttentionType::Full => MaskSpec { causal: false, window: None, chunk: None },
+                AttentionType::Global | AttentionType::Latent | AttentionType::BlockDiffusion => {
+                    global_mask(group)
+                }
+                AttentionType::Full => MaskSpec { causal: false, ..MaskSpec::CAUSAL },
             },
             soft_cap: layers.attn_logits_soft_cap.filter(|cap| *cap > 0.0),
             norm: norm(group, 0.0),
@@ -287,6 +296,14 @@ fn pass_blocks(sizes: AttentionBlocks) -> PassBlocks {
     PassBlocks { forward: of(forward), backward: of(backward) }
 }
 
+/// The mask of layers that see all earlier positions.
+fn global_mask(group: &ModelGroup) -> MaskSpec {
+    match group.layers.attention_type {
+        AttentionType::BlockDiffusion => MaskSpec::blocks(group.layers.causal_block_size),
+        _ => MaskSpec::CAUSAL,
+    }
+}
+
 fn local_mask(group: &ModelGroup) -> MaskSpec {
     MaskSpec { window: Some(group.layers.sliding_window_size), ..MaskSpec::CAUSAL }
 }
@@ -308,7 +325,7 @@ pub(super) fn pattern(
         if let Some(attention) = layer.attention_mut() {
             attention.options.mask = match kind {
                 LayerAttention::Local => local_mask(group),
-                LayerAttention::Global | LayerAttention::Linear => MaskSpec::CAUSAL,
+                LayerAttention::Global | LayerAttention::Linear => global_mask(group),
             };
         }
     }

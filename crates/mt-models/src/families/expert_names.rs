@@ -120,7 +120,12 @@ fn decoder(family: &'static Family, scan_layers: bool) -> Decoder {
     for layer in &mut config.layers[1..] {
         layer.feed_forward = Some(experts.clone().into());
     }
-    let run = |name, stored, first| LayerRun { name, first, cycle: 1, stored: StoredRun::named(stored) };
+    let run = |name, stored, first| LayerRun {
+        name: std::borrow::Cow::Borrowed(name),
+        first,
+        cycle: 1,
+        stored: StoredRun::named(stored, first),
+    };
     config.runs = vec![run("dense", "dense_layers", 0), run("moe", "moe_layers", 1)];
     config.scan_layers = scan_layers;
     Decoder::new(config, family)

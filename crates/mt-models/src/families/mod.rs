@@ -4,6 +4,7 @@
 
 mod deepseek;
 mod describe;
+mod engram;
 mod envy;
 #[cfg(test)]
 mod expert_names;
@@ -22,8 +23,8 @@ mod qwen3_custom;
 mod qwen_hybrid;
 mod simple;
 
-use mt_config::{DecoderBlock, ModelGroup};
-use mt_nn::{ParamSpec, RotaryScaling};
+use mt_config::{AttentionType, DecoderBlock, ModelGroup};
+use mt_nn::{ParamSpec, RotaryScaling, attention::MaskSpec};
 use mt_shape::Path;
 
 pub use names::{Along, Fused, FusedOrder, Layout, Placeholder, Portion, TensorName};
@@ -140,6 +141,17 @@ pub fn build_decoder(group: &ModelGroup) -> Result<Decoder, ModelError> {
         describe::drop_query_key_scales(&mut config);
     }
     config.check()?;
+    if group.layers.attention_type == AttentionType::BlockDiffusion {
+        let sees_blocks = |layer: &LayerConfig| {
+            layer.attention().is_some_and(|attention| {
+                let mask = attention.options.mask;
+                mask.block.is_some_and(|size| mask == MaskSpec::blocks(size))
+            })
+        };
+        if let Some(layer) = config.layers.iter().position(|layer| !sees_blocks(layer)) {
+            return Err(ModelError::LayerWithoutBlocks { layer });
+        }
+    }
     Ok(Decoder::new(config, family))
 }
 

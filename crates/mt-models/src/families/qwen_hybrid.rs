@@ -16,9 +16,7 @@ use super::{
 };
 use crate::{
     ModelError,
-    decoder::{
-        DecoderConfig, ExpertsConfig, GatedDeltaConfig, LayerConfig, QueryKeyNorm, SharedExperts, StoredRun,
-    },
+    decoder::{DecoderConfig, ExpertsConfig, GatedDeltaConfig, LayerConfig, QueryKeyNorm, SharedExperts},
     hugging_face::{
         Described, Field, HuggingFaceConfig, Settings,
         fields::{self, COMMON, Kind, Otherwise},
@@ -113,7 +111,7 @@ pub(super) fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> 
     let cycle = config.runs.first().map_or(1, |run| run.cycle);
     config.set_cycle(describe::least_common_multiple(cycle, if experts.is_some() { step } else { 1 }));
     for run in &mut config.runs {
-        run.stored = StoredRun { layer_of_cycle: "layer", ..run.stored };
+        run.stored.layer_of_cycle = "layer";
     }
     Ok(config)
 }

@@ -86,7 +86,7 @@ fn check(what: &str, model: &dyn Model, parameters: &[HostArray], cut: &Cut, who
     let mut filled = vec![0; rows * cut.slots];
     let mut cache: Vec<HostArray> = Vec::new();
     for spec in model.state(rows, cut.slots) {
-        cache.push(HostArray::zeros(DType::F32, &spec.dims()));
+        cache.push(HostArray::zeros(spec.dtype, &spec.dims()));
     }
     for (start, size, program) in pieces {
         // The position of the token in a slot, if the slot holds one.

@@ -8,6 +8,7 @@ mod damaged;
 mod decode;
 mod described;
 mod directory;
+mod engram;
 mod envy;
 mod equivalence;
 mod families;

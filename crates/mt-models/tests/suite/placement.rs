@@ -28,13 +28,13 @@ fn batch(vocab: usize) -> Batch {
 }
 
 /// Trains a model from the harness's values.
-fn trained(model: &dyn Model, placement: &Arc<Placement>) -> Trained {
+pub fn trained(model: &dyn Model, placement: &Arc<Placement>) -> Trained {
     let first = placed(model, placement, &parameters(model));
     train(model, placement, first, &batch(256), SCHEDULE, NUM_STEPS)
 }
 
 #[track_caller]
-fn assert_same_losses(what: &str, actual: &Trained, expected: &Trained) {
+pub fn assert_same_losses(what: &str, actual: &Trained, expected: &Trained) {
     assert!(expected.losses[NUM_STEPS - 1] < expected.losses[0], "it learns: {:?}", expected.losses);
     for (step, (actual, expected)) in actual.losses.iter().zip(&expected.losses).enumerate() {
         let error = (actual - expected).abs() / expected;

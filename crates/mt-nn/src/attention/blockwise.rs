@@ -82,6 +82,7 @@ pub fn blockwise<'t>(
         .map(|axis| axis.name)
         .filter(|name| ![POSITION, KV_HEADS, GROUP, HEAD_DIM].contains(name))
         .collect();
+    let segments = segments.coded(options.mask);
     let query = query.order(&[batch[0], KV_HEADS, POSITION, GROUP, HEAD_DIM]);
     let key = key.order(&[batch[0], KV_HEADS, KV_POSITION, HEAD_DIM]);
     let value = value.order(&[batch[0], KV_HEADS, KV_POSITION, VALUE_DIM]);
@@ -346,7 +347,8 @@ impl Kernel {
         let keys = scores.axis(KV_POSITION);
         let first_key = key_block * self.layout.key_block as f64;
         let pair = [&*queries.segments.axes(), &[keys]].concat();
-        let same = queries.segments.broadcast(&pair).equals(key_segments);
+        let segments = queries.segments.broadcast(&pair);
+        let same = self.options.mask.joins(segments, key_segments, self.layout.length);
         let allowed =
             self.options.mask.allows(places(queries.place, scores.axis(POSITION)), places(first_key, keys));
         let mask = allowed.map_or(same, |allowed| same.logical_and(allowed));
@@ -354,10 +356,11 @@ impl Kernel {
     }
 
     /// The attributes of the CPU kernel, which computes attention in blocks of its own within sequences that are whole
-    /// and in the order of the text. `None` for any other.
+    /// and in the order of the text, without blocks of the mask. `None` for any other.
     fn attributes(&self) -> Option<Vec<(&'static str, i64)>> {
         let is_whole = self.parts.along(POSITION).is_none() && self.layout.order == SequenceOrder::AsRead;
-        (is_whole && self.is_usual).then(|| self.options.for_kernels())
+        let has_blocks = self.options.mask.block.is_some();
+        (is_whole && self.is_usual && !has_blocks).then(|| self.options.for_kernels())
     }
 
     /// The forward pass for queries, keys, values, segments and sinks.

@@ -47,6 +47,7 @@ pub(super) fn attend<'t>(
     segments: Segments<'t>,
     options: &AttentionOptions,
 ) -> Context<'t> {
+    let order = segments.order;
     let has_sinks = sinks.is_some();
     let sinks = sinks_of_heads(query, sinks);
     let rows = segments.query.axes()[0].name;
@@ -59,7 +60,6 @@ pub(super) fn attend<'t>(
     let query = query.order(&[rows, POSITION, KV_HEADS, GROUP, HEAD_DIM]);
     let operands =
         [query, key, value, cached.key, cached.value, segments.query, segments.key, cache.start, sinks];
-    let order = segments.order;
     let made = query.region().kernel(
         &kernels::ATTENTION_TO_CACHE,
         options.for_kernels(),
@@ -73,8 +73,7 @@ pub(super) fn attend<'t>(
             let cache =
                 CachedKeysValues { cached: KeysValues { key: cached_key, value: cached_value }, start };
             let all = cache.write(key, value).map_leaves(|_, all| all.constrain(&CACHED).cast(query.dtype()));
-            let segments =
-                Segments { query: query_segments, key: key_segments, first_query: Some(start), order };
+            let segments = Segments::of_cache(query_segments, key_segments, start, order);
             let sinks = has_sinks.then_some(sinks);
             vec![dense(query, all, segments.mask(options.mask), sinks, options, false).context]
         },

@@ -19,11 +19,19 @@ pub struct MaskSpec {
     pub window: Option<usize>,
     /// With chunks of `c`, restricts a query to keys with the same `place / c`, rounded down.
     pub chunk: Option<usize>,
+    /// With blocks of `b`, restricts a query to keys of its own block and of earlier ones. Blocks are counted from the
+    /// start of each document: those of a token are `position / b`, rounded down.
+    pub block: Option<usize>,
 }
 
 impl MaskSpec {
     /// All keys at or before the query's place.
-    pub const CAUSAL: Self = Self { causal: true, window: None, chunk: None };
+    pub const CAUSAL: Self = Self { causal: true, window: None, chunk: None, block: None };
+
+    /// All keys of the query's own block of `size` positions and of earlier blocks (Arriola et al., 2025).
+    pub const fn blocks(size: usize) -> Self {
+        Self { causal: false, window: None, chunk: None, block: Some(size) }
+    }
 
     /// The blocks of keys that some query at these places sees. A block has `block` places.
     pub(super) fn visible_blocks(
@@ -37,6 +45,10 @@ impl MaskSpec {
         if self.causal {
             last = last.min(last_query);
         }
+        if let Some(size) = self.block {
+            // Where a document begins is not known here; its blocks may begin anywhere.
+            last = last.min(last_query + size - 1);
+        }
         if let Some(window) = self.window {
             first = first.max((first_query + 1).saturating_sub(window));
         }
@@ -47,7 +59,20 @@ impl MaskSpec {
         first / block..last / block + 1
     }
 
-    /// Whether queries at `query_place` see keys at `key_place`, regardless of segments.
+    /// Whether a query sees keys with these numbers of segments ([`Segments::coded`]), regardless of places. `length` is
+    /// the number of keys in a row.
+    ///
+    /// # Shapes
+    /// `i32[…, position, kv_position], i32[…, kv_position] -> bool[…, position, kv_position]`
+    #[track_caller]
+    pub(super) fn joins<'t>(self, queries: Tensor<'t>, keys: Tensor<'t>, length: usize) -> Tensor<'t> {
+        let Some(block) = self.block else { return queries.equals(keys) };
+        let keys = keys.broadcast(&queries.axes());
+        let first_of_segment = queries - queries.remainder(numbers_of_segment(block, length));
+        queries.greater_equal(keys).logical_and(keys.greater_equal(first_of_segment))
+    }
+
+    /// Whether queries at `query_place` see keys at `key_place`, regardless of segments and the blocks within them.
     ///
     /// # Shapes
     /// `i32[…, position], i32[…, kv_position] -> bool[…, position, kv_position]`; `None` if each query sees all keys
@@ -70,6 +95,11 @@ impl MaskSpec {
     }
 }
 
+/// The factor of segments in the numbers that masks with blocks compare: more than the number of blocks in a row.
+fn numbers_of_segment(block: usize, length: usize) -> f64 {
+    (length.div_ceil(block) + 1) as f64
+}
+
 /// The segments of queries and keys. A query sees only keys of its own segment.
 #[derive(Clone, Copy)]
 pub struct Segments<'t> {
@@ -81,6 +111,9 @@ pub struct Segments<'t> {
     pub first_query: Option<Tensor<'t>>,
     /// The order in which queries and keys are stored. Keys of a cache are always `AsRead`.
     pub order: SequenceOrder,
+    /// The position of each query in its document, `i32[batch, position]`; `None` if each row is one document. Only
+    /// masks with blocks need it.
+    pub positions: Option<Tensor<'t>>,
 }
 
 impl<'t> Segments<'t> {
@@ -90,7 +123,50 @@ impl<'t> Segments<'t> {
     /// `i32[batch, position]`
     pub fn within(segmentation: Tensor<'t>, order: SequenceOrder) -> Self {
         let key = segmentation.rename(POSITION, KV_POSITION);
-        Self { query: segmentation, key, first_query: None, order }
+        Self { query: segmentation, key, first_query: None, order, positions: None }
+    }
+
+    /// The segments of queries that attend to a cache, from the key at `start` on. A row of a cache is one document.
+    pub fn of_cache(query: Tensor<'t>, key: Tensor<'t>, start: Tensor<'t>, order: SequenceOrder) -> Self {
+        Self { query, key, first_query: Some(start), order, positions: None }
+    }
+
+    /// With the position of each query in its document.
+    pub fn with_positions(self, positions: Tensor<'t>) -> Self {
+        Self { positions: Some(positions), ..self }
+    }
+
+    /// The segments as masks compare them: with blocks, each number is that of the segment times
+    /// [`numbers_of_segment`] plus that of the block within the segment.
+    #[track_caller]
+    pub(super) fn coded(self, spec: MaskSpec) -> Self {
+        let Some(block) = spec.block else { return self };
+        let (queries, keys) = (self.query.axis(POSITION), self.key.axis(KV_POSITION));
+        let region = self.query.region();
+        let step = numbers_of_segment(block, keys.size);
+        let code = |segments: Tensor<'t>, positions: Tensor<'t>| {
+            segments * step + (positions / block as f64).broadcast(&segments.axes())
+        };
+        let Some(first) = self.first_query else {
+            let places = self.order.places(region.iota(DType::I32, queries), queries.size);
+            let places = places.broadcast(&self.query.axes());
+            // Padding has no position. By its places, no query sees further than a block.
+            let position = |positions| self.query.differs(0.0).select(positions, places);
+            let query = code(self.query, self.positions.map_or(places, position));
+            return Self { query, key: query.rename(POSITION, KV_POSITION), ..self };
+        };
+        // A cache holds one document in each row.
+        let (query_places, key_places) = self.places_of_tokens(first);
+        Self { query: code(self.query, query_places), key: code(self.key, key_places), ..self }
+    }
+
+    /// The places of queries and keys among the tokens of their row. A prompt shorter than the longest one leaves slots
+    /// empty before the generated tokens; they have no place.
+    #[track_caller]
+    fn places_of_tokens(self, first: Tensor<'t>) -> (Tensor<'t>, Tensor<'t>) {
+        let keys = self.key.differs(0.0).cast(DType::I32).cumulative_sum(KV_POSITION) - 1.0;
+        let own = keys.dynamic_slice(KV_POSITION, first, self.query.axis(POSITION).size);
+        (own.rename(KV_POSITION, POSITION), keys)
     }
 
     /// The places of queries and of keys. A prompt shorter than the longest one leaves slots of a cache empty before the
@@ -104,11 +180,7 @@ impl<'t> Segments<'t> {
         let place = |of: Axis| self.order.places(region.iota(DType::I32, of), of.size);
         match self.first_query {
             None => (place(queries), place(keys)),
-            Some(first) if of_tokens => {
-                let keys = self.key.differs(0.0).cast(DType::I32).cumulative_sum(KV_POSITION) - 1.0;
-                let own = keys.dynamic_slice(KV_POSITION, first, queries.size);
-                (own.rename(KV_POSITION, POSITION), keys)
-            }
+            Some(first) if of_tokens => self.places_of_tokens(first),
             Some(first) => (place(queries) + first, place(keys)),
         }
     }
@@ -121,7 +193,8 @@ impl<'t> Segments<'t> {
     pub fn mask(self, spec: MaskSpec) -> Tensor<'t> {
         let keys = self.key.axis(KV_POSITION);
         let pair = [&*self.query.axes(), &[keys]].concat();
-        let same = self.query.broadcast(&pair).equals(self.key);
+        let coded = self.coded(spec);
+        let same = spec.joins(coded.query.broadcast(&pair), coded.key, keys.size);
         let (query_place, key_place) = self.places(spec.window.is_some() || spec.chunk.is_some());
         match spec.allows(query_place, key_place) {
             Some(allowed) => same.logical_and(allowed.broadcast(&pair)),
@@ -150,7 +223,7 @@ mod tests {
             .flat_map(|causal| sizes.map(|window| (causal, window)))
             .flat_map(|(causal, window)| sizes.map(|chunk| (causal, window, chunk)))
         {
-            let spec = MaskSpec { causal, window, chunk };
+            let spec = MaskSpec { causal, window, chunk, block: None };
             let (block, num_blocks) = (4, 7);
             for query_block in 0..num_blocks {
                 let places = |index: usize| index * block..(index + 1) * block;
@@ -174,6 +247,15 @@ mod tests {
                 assert_eq!(visited, visible, "{spec:?}, queries from {first}");
             }
         }
+    }
+
+    #[test]
+    fn a_block_reaches_behind_each_query() {
+        let spec = MaskSpec::blocks(6);
+        // A query at place 7 may be the first of its block, which ends at place 12.
+        assert_eq!(spec.visible_blocks(4..8, 4, 7), 0..4);
+        assert_eq!(spec.visible_blocks(24..28, 4, 7), 0..7);
+        assert_eq!(MaskSpec::blocks(1).visible_blocks(4..8, 4, 7), 0..2);
     }
 
     #[test]

@@ -133,10 +133,10 @@ impl AttentionOptions {
         if self.mask.window.is_some() { self.local_blocks } else { self.blocks }
     }
 
-    /// The attributes of kernels. Size 0 stands for no window or chunk. The cap is the bits of an `f32`, where 0 stands
+    /// The attributes of kernels, which know no blocks of masks. Size 0 stands for no window or chunk. The cap is the bits of an `f32`, where 0 stands
     /// for no cap.
     fn for_kernels(&self) -> Vec<(&'static str, i64)> {
-        let MaskSpec { causal, window, chunk } = self.mask;
+        let MaskSpec { causal, window, chunk, .. } = self.mask;
         let size = |size: Option<usize>| size.map_or(0, |size| size as i64);
         let soft_cap = self.soft_cap.map_or(0, |cap| (cap as f32).to_bits());
         vec![
@@ -321,7 +321,8 @@ impl<'t> Attention<Tensor<'t>> {
         // Where devices split the heads, each attends to copies of keys and values that the cache does not have.
         let cache = inputs.cache.filter(|_| {
             let is_attended = inputs.segments.first_query.is_some();
-            is_attended && num_parts == 1 && !inputs.with_scores && options.chosen_chunks.is_none()
+            let is_plain = options.chosen_chunks.is_none() && options.mask.block.is_none();
+            is_attended && num_parts == 1 && !inputs.with_scores && is_plain
         });
         let Context { context, largest_scores } = match written.zip(cache) {
             Some((own, cache)) => cache::attend(query, own, cache, sinks, inputs.segments, options),

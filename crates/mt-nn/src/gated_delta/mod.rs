@@ -5,7 +5,6 @@
 //! of all tokens are the solution of one triangular system, so that a sequence costs a number of products that is linear
 //! in its length.
 
-mod convolution;
 mod inverse;
 mod rule;
 
@@ -17,8 +16,10 @@ use crate::{
     Linear, NormOptions, RmsNorm,
     attention::Segments,
     axes::{EMBED, HEAD_DIM, KEY_HEADS, POSITION, VALUE_DIM, VALUE_GROUP},
+    convolution::convolve,
 };
 
+pub use crate::convolution::{CHANNEL, DepthwiseKernel, ONE, TAP};
 pub use inverse::unit_lower_inverse;
 pub use rule::{DeltaInputs, delta_rule};
 
@@ -29,6 +30,7 @@ pub struct GatedDelta<L> {
     pub in_proj_qkvz: Linear<L>,
     /// `[embed, rates]`: for each key head the write strengths, then the decays of its value heads.
     pub in_proj_ba: Linear<L>,
+    /// The channels are the queries of all heads, then the keys, then the values.
     pub conv1d: DepthwiseKernel<L>,
     /// `[value_heads]`: the logarithm of each head's rate of decay.
     pub a_log: L,
@@ -38,14 +40,6 @@ pub struct GatedDelta<L> {
     pub norm: RmsNorm<L>,
     /// `[values, embed]`
     pub out_proj: Linear<L>,
-}
-
-/// The kernel of a convolution that mixes no channels.
-#[derive(Clone, Debug, Tree)]
-pub struct DepthwiseKernel<L> {
-    /// `[tap, one, channel]`. The last tap is that of the token itself. Channels are the queries of all heads, then the
-    /// keys, then the values.
-    pub kernel: L,
 }
 
 /// The sizes of Gated DeltaNet.
@@ -138,12 +132,6 @@ pub struct DeltaState<L> {
 pub const PROJECTED: &str = "projected";
 /// The columns of `in_proj_ba`.
 pub const RATES: &str = "rates";
-/// Places relative to a token that a convolution covers.
-pub const TAP: &str = "tap";
-/// The channels of a convolution.
-pub const CHANNEL: &str = "channel";
-/// An axis of size 1 in the kernels of depthwise convolutions.
-pub const ONE: &str = "one";
 /// Value heads.
 pub const VALUE_HEADS: &str = "value_heads";
 /// The values of all heads.
@@ -193,12 +181,8 @@ impl<'t> GatedDelta<Tensor<'t>> {
         let columns =
             |tensor: Tensor<'t>, start: usize, width: usize| tensor.slice(PROJECTED, start, start + width);
         let mixed = columns(projected, 0, sizes.channels_per_head());
-        let convolved = convolution::convolve(
-            mixed,
-            self.conv1d.by_head(sizes),
-            state.and_then(|state| state.window),
-            segments,
-        );
+        let convolved =
+            convolve(mixed, self.conv1d.by_head(sizes), state.and_then(|state| state.window), segments, 1);
         let of_values =
             |tensor: Tensor<'t>| tensor.split(PROJECTED, &[sizes.group_axis(), sizes.value_axis()]);
         let (write, log_decay) = self.rates(x, segments, sizes);
@@ -265,19 +249,6 @@ impl<'t> DepthwiseKernel<Tensor<'t>> {
         });
         parts[0].concatenate(&parts[1..], PROJECTED)
     }
-}
-
-/// The segment of the last token of each row, or `otherwise` in rows without tokens.
-///
-/// # Shapes
-/// `i32[batch, position], i32[batch] -> i32[batch]`
-#[track_caller]
-fn last_segment<'t>(segments: Tensor<'t>, otherwise: Tensor<'t>) -> Tensor<'t> {
-    let places = segments.region().iota(DType::I32, segments.axis(POSITION)) + 1.0;
-    let places = segments.differs(0.0).cast(DType::I32) * places;
-    let last = places.max(&[POSITION]);
-    let segment = (segments * places.equals(last).cast(DType::I32)).sum(&[POSITION]);
-    last.equals(0.0).select(otherwise, segment)
 }
 
 /// A product in full `f32`. The corrections of a chunk's tokens build on each other, which multiplies errors.

@@ -6,10 +6,11 @@ use mt_derive::Tree;
 use mt_shape::{Axis, DType, axis};
 use mt_trace::{SavePolicy, ScanOptions, Tensor};
 
-use super::{DeltaOptions, MEMORY, inverse::unit_lower_inverse, last_segment, product};
+use super::{DeltaOptions, MEMORY, inverse::unit_lower_inverse, product};
 use crate::{
     attention::MASKED,
     axes::{HEAD_DIM, KEY_HEADS, KV_POSITION, POSITION, VALUE_DIM, VALUE_GROUP},
+    convolution::last_segment,
 };
 
 /// The inputs of the rule.

@@ -12,7 +12,9 @@ use mt_nn::{
 use mt_shape::{DType, HostArray, axis};
 use mt_trace::Tensor;
 
-use crate::harness::{Argument, assert_close, gradients, integers, numbers, relative_error, run, text};
+use crate::harness::{
+    Argument, assert_close, gradients, integers, numbers, of_documents, relative_error, run, text,
+};
 
 const OPTIONS: AttentionOptions = AttentionOptions {
     scale: 1.0,
@@ -109,8 +111,8 @@ fn attend<'t>(
     block: usize,
     with_scores: bool,
 ) -> Context<'t> {
-    let (keys_values, segments) =
-        (KeysValues { key, value }, Segments::within(segments, SequenceOrder::AsRead));
+    let keys_values = KeysValues { key, value };
+    let segments = of_documents(segments, options.mask, SequenceOrder::AsRead);
     if block == 0 {
         dense(query, keys_values, segments.mask(options.mask), sinks, options, with_scores)
     } else {
@@ -210,7 +212,7 @@ fn largest_scores(case: Case, options: &AttentionOptions) -> Vec<f64> {
     let Case { batch, length, kv_heads, group, head_dim, .. } = case;
     let arguments = case.arguments();
     let [query, key, segments] = [0, 1, 4].map(|index| arguments[index].1.to_f64());
-    let MaskSpec { causal, window, chunk } = options.mask;
+    let MaskSpec { causal, window, chunk, .. } = options.mask;
     let sees = |query: usize, key: usize| {
         (!causal || key <= query)
             && window.is_none_or(|window| key + window > query)
@@ -277,7 +279,7 @@ fn largest_scores_of_both_kernels() {
 }
 
 fn masked(causal: bool, window: Option<usize>, chunk: Option<usize>) -> AttentionOptions {
-    AttentionOptions { mask: MaskSpec { causal, window, chunk }, ..OPTIONS }
+    AttentionOptions { mask: MaskSpec { causal, window, chunk, block: None }, ..OPTIONS }
 }
 
 #[test]
@@ -295,6 +297,55 @@ fn blockwise_equals_dense_with_windows_and_chunks() {
     check(Case { length: 29, block: 3, kv_heads: 1, batch: 1, ..CASE }, masked(true, Some(7), None));
     check(Case { length: 48, block: 16, kv_heads: 3, group: 1, ..CASE }, masked(true, None, Some(24)));
     check(Case { length: 1, block: 1, batch: 1, ..CASE }, masked(true, Some(1), Some(1)));
+}
+
+#[test]
+fn blockwise_equals_dense_with_blocks_of_documents() {
+    let blocks = |size| AttentionOptions { mask: MaskSpec::blocks(size), ..OPTIONS };
+    for size in [1, 3, 8, 11, 100] {
+        check(CASE, DType::F32, blocks(size), Sinks::Without, 1e-6);
+    }
+    let capped = AttentionOptions { soft_cap: Some(0.7), ..blocks(5) };
+    check(Case { length: 29, block: 3, kv_heads: 1, ..CASE }, DType::F32, capped, Sinks::With, 1e-6);
+    check(Case { length: 1, block: 1, batch: 1, ..CASE }, DType::F32, capped, Sinks::With, 1e-6);
+}
+
+/// Masks with blocks compared with loops over the positions of documents.
+#[test]
+fn a_query_sees_its_block_and_the_earlier_ones_of_its_document() {
+    let documents: [&[usize]; 3] = [&[37], &[1, 8, 20], &[5, 5, 13]];
+    let place = |documents: &[usize], place: usize| {
+        let (mut segment, mut rest) = (0, place);
+        while segment < documents.len() && rest >= documents[segment] {
+            rest -= documents[segment];
+            segment += 1;
+        }
+        // Padding follows the last document.
+        if segment < documents.len() { (segment as i32 + 1, rest) } else { (0, place) }
+    };
+    for (length, size) in [(37, 1), (37, 4), (37, 5), (37, 37), (37, 50), (29, 8), (1, 2)] {
+        let of = |row: usize, index| place(documents[row], index);
+        let all = || (0..3).flat_map(|row| (0..length).map(move |index| (row, index)));
+        let each = |of_place: &dyn Fn((i32, usize)) -> i32| {
+            let values: Vec<i32> = all().map(|(row, index)| of_place(of(row, index))).collect();
+            let axes = vec![axis(BATCH, 3), axis(POSITION, length)];
+            (axes, integers(&[3, length], &values))
+        };
+        let arguments = [
+            each(&|(segment, _)| segment),
+            each(&|(segment, position)| if segment == 0 { 0 } else { position as i32 }),
+        ];
+        let made = run("mask", &arguments, |_, t| {
+            let segments = Segments::within(t[0], SequenceOrder::AsRead).with_positions(t[1]);
+            vec![segments.mask(MaskSpec::blocks(size)).cast(DType::I32)]
+        });
+        let pairs = all().flat_map(|(row, query)| (0..length).map(move |key| (row, query, key)));
+        let expected = pairs.map(|(row, query, key)| {
+            let ((segment, own), (other, position)) = (of(row, query), of(row, key));
+            f64::from(segment == other && position / size <= own / size)
+        });
+        assert!(made[0].to_f64().into_iter().eq(expected), "length {length}, blocks of {size}");
+    }
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn kernels_do_what_programs_do() {
         (MaskSpec { window: Some(4), ..causal }, None, true),
         (MaskSpec { window: Some(17), ..causal }, Some(0.7), false),
         (MaskSpec { chunk: Some(10), ..causal }, Some(0.7), true),
-        (MaskSpec { causal: false, window: None, chunk: None }, None, false),
+        (MaskSpec { causal: false, ..MaskSpec::CAUSAL }, None, false),
     ] {
         check(Case { mask, soft_cap, has_sinks, ..CASE });
     }

@@ -158,7 +158,7 @@ fn check_for(target: Target, options: AttentionOptions, value_width: usize) {
             let (start, size) = (region.integer(DType::I32, slot as i64), query.axis(POSITION).size);
             occupied = occupied.dynamic_update(KV_POSITION, start, query.rename(POSITION, KV_POSITION));
             let order = SequenceOrder::AsRead;
-            let segments = Segments { query, key: occupied, first_query: Some(start), order };
+            let segments = Segments::of_cache(query, occupied, start, order);
             let (x, positions) = (rows(x, starts, size), rows(positions, starts, size));
             let cache = CachedKeysValues { cached, start };
             let (output, written) = pair.forward(x, positions, segments, Some(cache));

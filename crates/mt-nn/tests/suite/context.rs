@@ -7,8 +7,7 @@ use mt_ir::{Program, Target};
 use mt_nn::{
     NormOptions, SequenceOrder,
     attention::{
-        AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, PassBlocks, Segments, blockwise,
-        dense,
+        AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, PassBlocks, blockwise, dense,
     },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
@@ -16,7 +15,7 @@ use mt_runtime::{CompileSettings, testing};
 use mt_shape::{Axis, DType, HostArray, LogicalAxis, LogicalRules, Mesh, Placement, axis, logical};
 use mt_trace::{ProgramOptions, Tensor, program};
 
-use crate::harness::{integers, numbers, relative_error};
+use crate::harness::{integers, numbers, of_documents, relative_error};
 
 const ROWS: usize = 4;
 const KV: usize = 2;
@@ -152,7 +151,7 @@ impl Case {
     fn attend<'t>(self, leaves: &[Tensor<'t>], segments: Tensor<'t>, dtype: DType) -> Context<'t> {
         let [query, key, value] = [0, 1, 2].map(|index| leaves[index].cast(dtype));
         let sinks = self.has_sinks.then_some(leaves[3]);
-        let segments = Segments::within(segments, self.order);
+        let segments = of_documents(segments, self.mask, self.order);
         let options = self.options();
         if self.block == 0 {
             let whole: [Option<LogicalAxis>; 4] = [KEY[0], None, KEY[2], None];
@@ -296,7 +295,10 @@ fn windows_chunks_caps_and_sinks() {
         (3, MaskSpec { window: Some(4), ..causal }, None, true),
         (3, MaskSpec { window: Some(17), ..causal }, Some(0.7), false),
         (3, MaskSpec { chunk: Some(10), ..causal }, Some(0.7), true),
-        (3, MaskSpec { causal: false, window: None, chunk: None }, None, false),
+        (3, MaskSpec { causal: false, ..MaskSpec::CAUSAL }, None, false),
+        // Blocks of documents that begin anywhere in a device's chunk.
+        (5, MaskSpec::blocks(7), Some(0.7), true),
+        (0, MaskSpec::blocks(7), None, false),
         (0, MaskSpec { window: Some(4), chunk: Some(10), ..causal }, Some(0.7), true),
     ] {
         check(Case { block, mask, soft_cap, has_sinks, ..CASE }, SOME);

@@ -2,6 +2,11 @@
 
 use mt_derive::Tree;
 use mt_ir::{Program, Target};
+use mt_nn::{
+    SequenceOrder,
+    attention::{MaskSpec, Segments},
+    axes::{KV_POSITION, POSITION},
+};
 use mt_runtime::{CompileSettings, testing};
 use mt_shape::{Axis, DType, HostArray};
 pub use mt_testing::{Golden, assert_close, i32_array as integers, random_array as numbers, relative_error};
@@ -153,4 +158,16 @@ fn flat(array: &HostArray) -> HostArray {
 /// A file of this crate's reference values.
 pub fn golden(name: &str) -> Golden {
     Golden::open(env!("CARGO_MANIFEST_DIR"), name)
+}
+
+/// The segments of documents that attend to themselves, with their positions if the mask needs them.
+pub fn of_documents<'t>(segments: Tensor<'t>, mask: MaskSpec, order: SequenceOrder) -> Segments<'t> {
+    let within = Segments::within(segments, order);
+    if mask.block.is_none() {
+        return within;
+    }
+    // As many tokens of the document come before.
+    let earlier = within.mask(MaskSpec::CAUSAL).cast(DType::I32).sum(&[KV_POSITION]) - 1.0;
+    let is_token = segments.differs(0.0).cast(DType::I32);
+    within.with_positions((earlier * is_token).order(&[segments.axes()[0].name, POSITION]))
 }

@@ -5,6 +5,7 @@ mod attention_kernels;
 mod cache;
 mod context;
 mod dropout;
+mod engram;
 mod experts;
 mod following;
 mod gate;

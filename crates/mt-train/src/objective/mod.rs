@@ -4,19 +4,21 @@
 //! [`Objective`] and never ask which one it is. A new objective is a file beside [`NextToken`] and a case of
 //! `of_config`.
 
+mod block_diffusion;
 mod bound;
 mod further_tokens;
 mod next_token;
 
 use std::{borrow::Cow, path::PathBuf, sync::Arc};
 
-use mt_config::TrainConfig;
+use mt_config::{TrainConfig, TrainingObjective};
 use mt_models::Model;
 use mt_nn::SequenceOrder;
 use mt_shape::{Axis, DType};
 use mt_trace::Tensor;
 
 pub use crate::data::{DataRequest, RunData};
+pub use block_diffusion::BlockDiffusion;
 pub use bound::{BoundModel, HiddenStates, SideOutputs};
 pub use further_tokens::FurtherTokens;
 pub use next_token::NextToken;
@@ -175,11 +177,15 @@ pub trait Objective: Send + Sync {
 
 /// The objective that the configuration selects.
 pub(crate) fn of_config(settings: &TrainConfig) -> Arc<dyn Objective> {
-    Arc::new(NextToken {
+    let tokens = NextToken {
         length: settings.data.max_target_length,
         vocab_size: settings.model.vocab_size,
         z_loss_multiplier: settings.objective.z_loss_multiplier,
         further: FurtherTokens::of_config(&settings.objective),
         trains_tokens: !settings.model.indexer.warms_up(),
-    })
+    };
+    match settings.objective.training_objective {
+        TrainingObjective::CausalLm => Arc::new(tokens),
+        TrainingObjective::BlockDiffusion => Arc::new(BlockDiffusion::of_config(settings, tokens)),
+    }
 }

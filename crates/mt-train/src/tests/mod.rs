@@ -1,5 +1,6 @@
 //! Training programs, run on CPU devices.
 
+mod block_diffusion;
 mod context;
 mod counts;
 mod expert_loads;

@@ -3,6 +3,7 @@
 
 mod attention;
 mod attention_then_experts;
+mod engram;
 mod experts;
 mod gated_delta;
 mod latent_attention;
@@ -23,6 +24,7 @@ use mt_trace::Tensor;
 
 pub use attention::{AttentionConfig, QueryKeyNorm, Values};
 pub use attention_then_experts::{AttentionThenExperts, AttentionThenExpertsConfig};
+pub use engram::{EngramConfig, TokenNumbers};
 pub use experts::{ExpertPlacement, ExpertsConfig, Mixture, SharedExperts};
 pub use gated_delta::GatedDeltaConfig;
 pub use latent_attention::{IndexerConfig, LatentAttentionConfig};

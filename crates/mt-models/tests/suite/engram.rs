@@ -1,0 +1,179 @@
+//! Models with memories of n-grams in some layers.
+
+use std::collections::BTreeSet;
+
+use mt_models::{Model, decoder::SegmentForm};
+use mt_shape::{HostArray, Placement};
+
+use crate::{
+    decode::check_pieces,
+    harness::{
+        Batch, by_name, decoder, gradients, largest_error, logits, model, norm, parameters, relative_error,
+    },
+    placement::{assert_same_losses, trained},
+};
+
+/// Layers 0 and 3 of 6 have a memory; the first two layers are dense.
+const MEMORIES: &[&str] = &[
+    "decoder_block=deepseek",
+    "attention_type=mla",
+    "tokenizer_type=byte",
+    "vocab_size=272",
+    "base_emb_dim=24",
+    "base_num_query_heads=2",
+    "base_num_kv_heads=2",
+    "q_lora_rank=0",
+    "kv_lora_rank=8",
+    "qk_nope_head_dim=8",
+    "qk_rope_head_dim=4",
+    "v_head_dim=6",
+    "base_mlp_dim=32",
+    "base_num_decoder_layers=6",
+    "first_num_dense_layers=2",
+    "num_experts=4",
+    "num_experts_per_tok=2",
+    "base_moe_mlp_dim=16",
+    "engram_layers=[3,0]",
+    "engram_num_heads=2",
+    "engram_head_dim=6",
+    "engram_vocab_bases=[50,70]",
+    "engram_kernel_size=3",
+];
+
+fn with(others: &[&'static str]) -> Vec<&'static str> {
+    [MEMORIES, others].concat()
+}
+
+#[test]
+fn layers_with_memories_are_not_scanned_and_others_are() {
+    let scanned = decoder(&with(&["scan_layers=true"]));
+    let shown: Vec<(usize, bool)> = (scanned.config().segments().iter())
+        .map(|segment| (segment.first, matches!(segment.form, SegmentForm::Scanned { .. })))
+        .collect();
+    assert_eq!(shown, [(0, false), (1, true), (2, true), (3, false), (4, true)]);
+    let layers = |model: &dyn Model| -> BTreeSet<String> {
+        let stored = model.storage().into_iter().map(|stored| stored.key);
+        stored.filter(|key| key.len() > 3).map(|key| key[1].clone()).collect()
+    };
+    let names =
+        |names: &[&str]| -> BTreeSet<String> { names.iter().map(|name| (*name).to_owned()).collect() };
+    assert_eq!(
+        layers(&scanned),
+        names(&[
+            "dense_layers_engram_0",
+            "dense_layers_1_1",
+            "moe_layers_2_2",
+            "moe_layers_engram_3",
+            "moe_layers_4_5"
+        ])
+    );
+    let unrolled = model(&with(&["scan_layers=false"]));
+    assert_eq!(
+        layers(&*unrolled),
+        names(&[
+            "dense_layers_0",
+            "dense_layers_1",
+            "moe_layers_0",
+            "moe_layers_1",
+            "moe_layers_2",
+            "moe_layers_3"
+        ])
+    );
+    // MaxText's names of a memory's parameters.
+    let of_memory: BTreeSet<String> = scanned_keys(&scanned, "moe_layers_engram_3");
+    for name in [
+        "engram_layer_norm.scale",
+        "engram.multi_head_embedding.embedding.embedding",
+        "engram.key_proj.kernel",
+        "engram.key_proj.bias",
+        "engram.value_proj.kernel",
+        "engram.k_norm.scale",
+        "engram.q_norm.scale",
+        "engram.short_conv.norm.scale",
+        "engram.short_conv.conv.kernel",
+    ] {
+        assert!(of_memory.contains(name), "{name}: {of_memory:?}");
+    }
+    // Primes are unique over all layers, in the order in which they are named.
+    let sizes: Vec<Vec<usize>> = [3, 0]
+        .map(|layer| {
+            let engram = scanned.config().layers[layer].engram.as_ref().unwrap();
+            engram.options.hash.sizes.concat()
+        })
+        .into();
+    assert_eq!(sizes, [[53, 59, 71, 73], [61, 67, 79, 83]]);
+}
+
+fn scanned_keys(model: &dyn Model, layer: &str) -> BTreeSet<String> {
+    let keys = model.storage().into_iter().map(|stored| stored.key);
+    keys.filter(|key| key[1] == layer).map(|key| key[2..].join(".")).collect()
+}
+
+#[test]
+fn scanning_and_recomputing_change_nothing() {
+    // With few tokens no gate's logit is so near 0 that its root would multiply errors.
+    let batch = Batch::packed(&[&[9, 4]], 14, 272);
+    let results = |keys: &[&'static str]| {
+        let model = model(&with(keys));
+        let made = gradients(&*model, &parameters(&*model), &batch);
+        (made.loss, by_name(&*model, &made.gradients))
+    };
+    let (expected, gradients) = results(&["scan_layers=true", "remat_policy=none"]);
+    for way in [
+        &["scan_layers=false", "remat_policy=none"][..],
+        &["scan_layers=true", "remat_policy=full"],
+        &["scan_layers=false", "remat_policy=custom", "engram=device"],
+    ] {
+        let (loss, made) = results(way);
+        assert!((loss - expected).abs() <= 1e-5 * expected, "{way:?}: {loss}, not {expected}");
+        for (name, expected) in &gradients {
+            assert!(norm(expected) > 0.0, "{name} has no gradient");
+            let error = relative_error(&made[name], expected);
+            assert!(error <= 1e-4, "{way:?}: gradient of `{name}` differs by {error:e}");
+        }
+    }
+}
+
+#[test]
+fn packed_documents_equal_separate_ones() {
+    let (documents, length) = ([3, 11, 1, 9], 27);
+    let model = model(&with(&["scan_layers=false"]));
+    let parameters = parameters(&*model);
+    let packed = Batch::packed(&[&documents], length, 272);
+    let whole = logits(&*model, &parameters, &packed);
+    let (vocab, values) = (272, whole.to_f64());
+    let mut start = 0;
+    for size in documents {
+        let mut alone = Batch::whole(1, size, 272);
+        let tokens = &packed.arrays[0].as_slice::<i32>().unwrap()[start..start + size];
+        alone.arrays[0] = HostArray::from_slice(mt_shape::DType::I32, &[1, size], tokens).unwrap();
+        let own = logits(&*model, &parameters, &alone).to_f64();
+        let error = largest_error(&own, &values[start * vocab..(start + size) * vocab]);
+        assert!(error < 1e-4, "document at {start} differs by {error:e}");
+        start += size;
+    }
+}
+
+#[test]
+fn pieces_on_a_cache_equal_the_whole() {
+    for scan in ["scan_layers=true", "scan_layers=false"] {
+        let model = model(&with(&[scan]));
+        let parameters = parameters(&*model);
+        let batch = Batch::whole(2, 17, 272);
+        let whole = logits(&*model, &parameters, &batch);
+        check_pieces(scan, &*model, &parameters, &batch.arrays[0], &whole);
+    }
+}
+
+#[test]
+fn memories_are_split_over_devices() {
+    let model = model(&with(&["scan_layers=true"]));
+    let expected = trained(&*model, &std::sync::Arc::new(Placement::single()));
+    for mesh in [
+        &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"][..],
+        &["ici_data_parallelism=8", "ici_fsdp_parallelism=1"],
+    ] {
+        let actual = trained(&*model, &crate::harness::placement(mesh, 8));
+        assert_same_losses(&format!("{mesh:?}"), &actual, &expected);
+    }
+}

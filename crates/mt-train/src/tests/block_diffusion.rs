@@ -1,0 +1,243 @@
+//! Block diffusion: masks, losses and gradients compared with `tests/goldens/block_diffusion.py`, and the same losses
+//! however a model is run, placed and resumed.
+
+use std::sync::Arc;
+
+use mt_data::{
+    Batch, BatchSource, DatasetOptions, HeldOut, MaskedHeldOut, MaskedSource, NamedArray, Position, Source,
+    Targets, Tokenizer, TrainIterator,
+    arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
+};
+use mt_ir::Target;
+use mt_nn::{LayerPlace, ParamSpec, SequenceOrder};
+use mt_runtime::testing;
+use mt_shape::{DType, HostArray, Path};
+use mt_testing::{Golden, assert_close};
+use mt_trace::{ProgramOptions, Tensor, program};
+
+use super::training::{Setup, check_same_metrics, on_one_device, train};
+use crate::{
+    gradients::ModelTensors,
+    metrics::names,
+    objective::{BatchTensors, BlockDiffusion, of_config},
+};
+
+const ROWS: usize = 4;
+
+const DIFFUSION: &[&str] = &[
+    "training_objective=block_diffusion",
+    "attention_type=block_diffusion",
+    "causal_block_size=5",
+    "block_diffusion_mask_id=47",
+    "block_diffusion_min_noise=0.05",
+];
+
+/// The model of the reference values.
+const MODEL: &[&str] = &[
+    "base_emb_dim=12",
+    "base_num_query_heads=3",
+    "base_num_kv_heads=1",
+    "head_dim=4",
+    "base_mlp_dim=20",
+    "vocab_size=48",
+    "max_target_length=15",
+    "normalization_layer_epsilon=1e-5",
+    "scan_layers=false",
+    "data_shuffle_seed=9",
+];
+
+const SEEDED: &[&str] =
+    &["block_diffusion_logit_alignment=shifted", "block_diffusion_canvas_policy=seed_and_mask"];
+
+/// One batch, again and again.
+#[derive(Clone)]
+struct Same(Batch);
+
+impl BatchSource for Same {
+    fn next_batch(&mut self) -> mt_data::Result<Option<Batch>> {
+        Ok(Some(self.0.clone()))
+    }
+
+    fn set_batch_rows(&mut self, _rows: usize) -> mt_data::Result<()> {
+        Ok(())
+    }
+
+    fn position(&self) -> Position {
+        Position::Null
+    }
+
+    fn seek(&mut self, _position: &Position) -> mt_data::Result<()> {
+        Ok(())
+    }
+}
+
+impl HeldOut for Same {
+    fn batches(&self) -> mt_data::Result<Box<dyn Iterator<Item = mt_data::Result<Batch>>>> {
+        Ok(Box::new([Ok(self.0.clone())].into_iter()))
+    }
+}
+
+fn golden() -> Golden {
+    Golden::open(env!("CARGO_MANIFEST_DIR"), "block_diffusion.safetensors")
+}
+
+/// The batch of the reference values, without masks.
+fn clean(golden: &Golden) -> Batch {
+    let of =
+        |(name, stored): (&'static str, &str)| NamedArray { name, values: Arc::new(golden.array(stored)) };
+    let arrays = [
+        (INPUTS, "clean"),
+        (INPUTS_POSITION, "positions"),
+        (INPUTS_SEGMENTATION, "segments"),
+        (TARGETS, "clean"),
+        (TARGETS_SEGMENTATION, "segments"),
+    ];
+    Batch { rows: ROWS, arrays: arrays.map(of).into(), target_bytes: 0 }
+}
+
+/// The name of a parameter's values among the reference values.
+fn published(path: &Path, spec: &ParamSpec) -> String {
+    let LayerPlace::One(layer) = spec.place else {
+        return match path.to_string().as_str() {
+            "token_embedder.embedding" => "model.embed_tokens.weight".to_owned(),
+            "final_norm.scale" => "model.norm.weight".to_owned(),
+            _ => "lm_head.weight".to_owned(),
+        };
+    };
+    let part = match spec.role.as_str() {
+        "attention.query.kernel" => "self_attn.q_proj",
+        "attention.key.kernel" => "self_attn.k_proj",
+        "attention.value.kernel" => "self_attn.v_proj",
+        "attention.out.kernel" => "self_attn.o_proj",
+        "mlp.wi_0.kernel" => "mlp.gate_proj",
+        "mlp.wi_1.kernel" => "mlp.up_proj",
+        "mlp.wo.kernel" => "mlp.down_proj",
+        "pre_attention_norm.scale" => "input_layernorm",
+        "pre_mlp_norm.scale" => "post_attention_layernorm",
+        other => panic!("`{other}`"),
+    };
+    format!("model.layers.{layer}.{part}.weight")
+}
+
+/// The loss of a batch, its weight, and the gradients of the embedding and of the first layer's queries.
+fn loss_of(keys: &[&str], batch: &Batch, golden: &Golden) -> Vec<HostArray> {
+    let setup = Setup::new(keys, 1);
+    let rule = setup.programs().loss;
+    let specs = setup.model.parameters();
+    let options = ProgramOptions {
+        precision: setup.model.precision(),
+        ..ProgramOptions::new("block_diffusion", Target::CPU)
+    };
+    let declared = rule.objective.arrays(ROWS);
+    let program = program(&options, |inputs| {
+        let input =
+            |name: &str, dtype, axes: &[_]| inputs.input(name, dtype, axes, &vec![None; axes.len()], false);
+        let trained: Vec<Tensor<'_>> =
+            specs.iter().map(|(path, spec)| input(&path.to_string(), spec.dtype, &spec.axes)).collect();
+        let arrays: Vec<Tensor<'_>> =
+            declared.iter().map(|array| input(array.name, array.dtype, &array.axes)).collect();
+        let batch = BatchTensors::new(declared.iter().map(|array| array.name), arrays, SequenceOrder::AsRead);
+        let models = ModelTensors { trained, frozen: Vec::new() };
+        let made = rule.loss_and_gradients(&specs, &models, &batch, inputs.region().key(0));
+        let gradient = |wanted: &str| {
+            let index = specs.iter().position(|(path, spec)| published(path, spec) == wanted).unwrap();
+            made.gradients[index]
+        };
+        let names = ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"];
+        let [embedding, query] = names.map(gradient);
+        [made.loss, made.weights, embedding, query]
+            .map(|value| inputs.replicated("result", value.cast(DType::F32)))
+            .into()
+    })
+    .unwrap();
+    let parameters = specs.iter().map(|(path, spec)| golden.array(&published(path, spec)));
+    let arrays = declared.iter().map(|array| (**batch.array(array.name).unwrap()).clone());
+    testing::run(&program, &parameters.chain(arrays).collect::<Vec<_>>()).unwrap()
+}
+
+#[test]
+fn masks_losses_and_gradients_equal_the_reference() {
+    let golden = golden();
+    let same = Same(clean(&golden));
+    for (name, contract) in [("same_position", &[][..]), ("shifted", SEEDED), ("evaluation", SEEDED)] {
+        let keys = [DIFFUSION, MODEL, contract].concat();
+        let settings = Setup::new(&keys, 1).settings;
+        let masking = BlockDiffusion::masking_of(&settings);
+        let batch = if name == "evaluation" {
+            let held_out = MaskedHeldOut::new(Box::new(same.clone()), masking);
+            held_out.batches().unwrap().next().unwrap().unwrap()
+        } else {
+            MaskedSource::new(same.clone(), masking).next_batch().unwrap().unwrap()
+        };
+        let stored = |what: &str| golden.array(&format!("{name}.{what}"));
+        let integers =
+            |what: &str| stored(what).to_f64().iter().map(|value| *value as i32).collect::<Vec<_>>();
+        assert_eq!(batch.integers(INPUTS), integers("inputs"), "{name}");
+        let counted: i32 = integers("counted").iter().sum();
+        assert_eq!(batch.num_targets() as i32, counted, "{name}");
+        for attention in ["attention=dot_product", "attention=flash"] {
+            let made = loss_of(&[&keys[..], &[attention]].concat(), &batch, &golden);
+            let (loss, expected) = (made[0].to_f64()[0], stored("loss").to_f64()[0]);
+            assert!((loss - expected).abs() <= 1e-5 * expected, "{name} {attention}: {loss}, not {expected}");
+            assert_eq!(made[1].to_f64(), [f64::from(counted)]);
+            assert_close("embedding", &made[2], &stored("embedding_gradient"), 1e-4);
+            assert_close("queries", &made[3], &stored("query_gradient"), 1e-4);
+        }
+    }
+}
+
+#[test]
+fn micro_batches_recomputation_tiles_and_placement_change_nothing() {
+    // Batches of these tests have no masks, which does not matter to what is compared.
+    let expected = on_one_device(DIFFUSION);
+    for (way, num_devices) in [
+        (&["gradient_accumulation_steps=4", "remat_policy=full", "num_vocab_tiling=2"][..], 1),
+        (&["attention=flash"], 1),
+        (&["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"], 8),
+        (&["ici_context_parallelism=4", "ici_fsdp_parallelism=2", "attention=flash"], 8),
+    ] {
+        let trained = train(DIFFUSION, way, num_devices);
+        check_same_metrics(&trained, &expected, |name| name == names::LOSS);
+    }
+    let causal = on_one_device(&[]);
+    assert!((causal.losses[0] - expected.losses[0]).abs() > 1e-4, "{:?}", causal.losses);
+}
+
+#[test]
+fn masks_are_the_same_after_resuming_and_in_each_evaluation() {
+    let settings = Setup::new(&[DIFFUSION, MODEL].concat(), 1).settings;
+    assert_eq!(of_config(&settings).name(), "block diffusion");
+    let masking = BlockDiffusion::masking_of(&settings);
+    let documents = (0..30).map(|number| "words of a text ".repeat(number % 5 + 1)).collect();
+    let source = Source::Memory { name: "texts".into(), documents };
+    let options = DatasetOptions { targets: Targets::All, ..DatasetOptions::training(source, 15, ROWS) };
+    let open = || {
+        let data = TrainIterator::open(options.clone(), Some(Arc::new(Tokenizer::bytes()))).unwrap();
+        MaskedSource::new(data, masking)
+    };
+    let mut first = open();
+    let mut positions = vec![first.position()];
+    let batches: Vec<Batch> = (0..6)
+        .map(|_| {
+            let batch = first.next_batch().unwrap().unwrap();
+            positions.push(first.position());
+            batch
+        })
+        .collect();
+    for (start, position) in positions[..6].iter().enumerate() {
+        let mut resumed = open();
+        resumed.seek(position).unwrap();
+        for batch in &batches[start..] {
+            assert_eq!(resumed.next_batch().unwrap().unwrap(), *batch);
+        }
+    }
+    // A position of other objectives' data is refused.
+    let error = open().seek(&positions[0]["data"]).unwrap_err();
+    assert!(error.to_string().contains("does not count the batches"), "{error}");
+    // Masks differ from batch to batch, and every pass over held-out data has the same.
+    let mut same = MaskedSource::new(Same(batches[0].clone()), masking);
+    assert_ne!(same.next_batch().unwrap(), same.next_batch().unwrap());
+    let held_out = MaskedHeldOut::new(Box::new(Same(batches[0].clone())), masking);
+    let pass = || held_out.batches().unwrap().map(Result::unwrap).collect::<Vec<_>>();
+    assert_eq!(pass(), pass());
+}
