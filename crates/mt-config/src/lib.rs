@@ -30,7 +30,7 @@ pub use error::{ConfigError, Problem};
 pub use groups::{
     AbsentHardware, AheadGroup, AttentionBlocks, AttentionGroup, AttentionKind, AttentionType, BatchSchedule,
     BlocksGroup, BroughtTokenizer, CheckpointGroup, ContextGroup, DataFormat, DataGroup, DatasetType,
-    DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, ExpertsGroup, GatedDeltaGroup, Hardware, HfTextUnit,
+    CompressedGroup, DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, ExpertsGroup, GatedDeltaGroup, Hardware, HfTextUnit, HyperConnectionGroup,
     KeptIn, LatentGroup, LayerAttention, LearningRateSchedule, LoadConfig, LogitsGroup, MatmulPrecision,
     MlpActivation, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, OptimizerSpace,
     OptimizerSpaceChoice, OptimizerType, PackingType, Parallelism, PlacementGroup, PositionGroup, RematGroup,

@@ -13,6 +13,7 @@ mod embedding;
 pub mod experts;
 mod following;
 pub mod gated_delta;
+pub mod hyper_connections;
 mod linear;
 mod loss;
 mod mlp;

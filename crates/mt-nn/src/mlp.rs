@@ -124,6 +124,19 @@ impl<'t> Mlp<Tensor<'t>> {
     /// `[batch, position, embed] -> [batch, position, embed]`
     #[track_caller]
     pub fn forward(&self, x: Tensor<'t>, activations: &[Activation], dropout: Dropout<'t>) -> Tensor<'t> {
+        self.forward_clamped(x, activations, None, dropout)
+    }
+
+    /// As [`Self::forward`]. With a limit, a gate is at most the limit, and the projection beside it is at most the limit
+    /// in magnitude.
+    #[track_caller]
+    pub fn forward_clamped(
+        &self,
+        x: Tensor<'t>,
+        activations: &[Activation],
+        limit: Option<f64>,
+        dropout: Dropout<'t>,
+    ) -> Tensor<'t> {
         let project = |linear: &Linear<Tensor<'t>>, name: &str| {
             linear.forward(x, &[EMBED]).constrain(&HIDDEN).named(name)
         };
@@ -131,6 +144,10 @@ impl<'t> Mlp<Tensor<'t>> {
             None => activations[0].apply(project(&self.wi_0, "mlpwi")),
             Some(wi_1) => {
                 let (gate, up) = (project(&self.wi_0, "mlpwi_0"), project(wi_1, "mlpwi_1"));
+                let (gate, up) = match limit {
+                    Some(limit) => (gate.minimum(limit), up.clamp(-limit, limit)),
+                    None => (gate, up),
+                };
                 gated([activations[0], activations[1]], gate, up)
             }
         };

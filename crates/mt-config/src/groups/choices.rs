@@ -130,6 +130,7 @@ choice! {
         GptOss = "gpt_oss",
         Mixtral = "mixtral",
         DeepSeek = "deepseek",
+        DeepSeek4 = "deepseek4",
         Qwen3Moe = "qwen3_moe",
         Llama4 = "llama4",
         Envy = "envy",
@@ -141,7 +142,6 @@ choice! {
         SimpleMlp = "simple_mlp",
     }
     not built {
-        "deepseek4": "the model family `deepseek4`",
         "qwen3_custom_moe": "the model family `qwen3_custom_moe`",
     }
 }
@@ -223,10 +223,11 @@ choice! {
         Chunk = "chunk",
         /// To all earlier positions, through latent vectors.
         Latent = "mla",
+        /// To the last `sliding_window_size` positions, and to pooled blocks of earlier ones.
+        Compressed = "compressed",
     }
     not built {
         "full": features::OTHER_ATTENTION_TYPES,
-        "compressed": features::COMPRESSED_ATTENTION,
         "block_diffusion": features::BLOCK_DIFFUSION,
     }
 }

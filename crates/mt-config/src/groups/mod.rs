@@ -33,7 +33,9 @@ use crate::{
 };
 
 pub use ahead::{AbsentHardware, AheadGroup};
-pub use architecture::{AttentionGroup, GatedDeltaGroup, LatentGroup, PositionGroup};
+pub use architecture::{
+    AttentionGroup, CompressedGroup, GatedDeltaGroup, HyperConnectionGroup, LatentGroup, PositionGroup,
+};
 pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
     AttentionKind, AttentionType, ContextAxis, ContextStrategy, DataFormat, DatasetType, DecoderBlock,
@@ -68,6 +70,8 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("ExpertsGroup", ExpertsGroup::KEYS, "train and decode"),
     ("LatentGroup", LatentGroup::KEYS, "train and decode"),
     ("GatedDeltaGroup", GatedDeltaGroup::KEYS, "train and decode"),
+    ("CompressedGroup", CompressedGroup::KEYS, "train and decode"),
+    ("HyperConnectionGroup", HyperConnectionGroup::KEYS, "train and decode"),
     ("PositionGroup", PositionGroup::KEYS, "train and decode"),
     ("RematGroup", RematGroup::KEYS, "train and decode"),
     ("OptimizerGroup", OptimizerGroup::KEYS, "train"),

@@ -341,7 +341,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Width of the latent vector inside the grouped output projection; 0 for none.",
             )
             .at_least(0.0)
-            .refused(features::COMPRESSED_ATTENTION)
             .only_with("attention_type", &["compressed"])
             .acts_on("attention"),
             Key::integer(
@@ -350,7 +349,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of groups of heads that the output projection treats separately; 0 for none.",
             )
             .at_least(0.0)
-            .refused(features::COMPRESSED_ATTENTION)
             .only_with("attention_type", &["compressed"])
             .acts_on("attention"),
             Key::integers(
@@ -359,7 +357,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of positions that each layer pools into one key and value; 0 for a \
                  layer that pools none.",
             )
-            .refused(features::COMPRESSED_ATTENTION)
             .only_with("attention_type", &["compressed"])
             .acts_on("attention"),
             Key::integer(
@@ -367,7 +364,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 160000,
                 "Longest rotary wavelength, over 2π, in layers that pool their keys and values.",
             )
-            .refused(features::COMPRESSED_ATTENTION)
             .only_with("attention_type", &["compressed"])
             .acts_on("rotary embedding"),
         ],
@@ -386,13 +382,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("attention"),
             Key::integer("indexer_head_dim", 128, "Width of one head of the indexer.")
                 .at_least(0.0)
-                .refused(features::INDEXER)
                 .only_with("use_indexer", &[])
+                .only_with("attention_type", &["compressed"])
                 .acts_on("attention"),
             Key::integer("indexer_n_heads", 64, "Number of query heads of the indexer.")
                 .at_least(0.0)
-                .refused(features::INDEXER)
                 .only_with("use_indexer", &[])
+                .only_with("attention_type", &["compressed"])
                 .acts_on("attention"),
             Key::integer(
                 "indexer_topk",
@@ -400,8 +396,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of earlier positions that the indexer chooses for each position.",
             )
             .at_least(0.0)
-            .refused(features::INDEXER)
             .only_with("use_indexer", &[])
+            .only_with("attention_type", &["compressed"])
             .acts_on("attention"),
             Key::boolean(
                 "indexer_sparse_training",

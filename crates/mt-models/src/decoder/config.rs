@@ -5,7 +5,7 @@ use mt_shape::{Axis, DType};
 use mt_trace::{Precision, SavePolicy};
 
 use super::{
-    AttentionConfig, FeedForwardConfig, LayerRun, MixerConfig, MlpConfig,
+    AttentionConfig, FeedForwardConfig, LayerRun, MixerConfig, MlpConfig, ResidualConnection,
     part::{PartDescription, SpecBuilder},
 };
 
@@ -20,6 +20,7 @@ pub struct DecoderConfig {
     pub runs: Vec<LayerRun>,
     /// The number of modules behind the layers that predict further tokens.
     pub num_predictions: usize,
+    pub residual: ResidualConnection,
     pub norm: NormOptions,
     /// Whether MaxText's checkpoints hold the scales of norms with their offset added.
     pub stores_norm_offset: bool,

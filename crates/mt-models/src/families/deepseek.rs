@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     ModelError,
-    decoder::{DecoderConfig, ExpertsConfig, LatentAttentionConfig, LayerConfig},
+    decoder::{DecoderConfig, ExpertsConfig, LatentAttentionConfig, LayerConfig, StreamEnd},
     hugging_face::{
         Described, Field, HuggingFaceConfig, Settings,
         fields::{self, COMMON, Kind, Otherwise},
@@ -62,6 +62,7 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         layer.mixer = Some(attention(group).into());
     }
     describe::dense_then_experts(group, &mut config, &experts);
+    config.residual = describe::residual(group, StreamEnd::Sum);
     Ok(config)
 }
 

@@ -12,6 +12,7 @@ use mt_nn::{
         ExpertComputation, ExpertGroups, ExpertOptions, GatedUnit, GroupScore, RouterBias, RouterOptions,
         Scores,
     },
+    hyper_connections::StreamMixing,
 };
 use mt_shape::axis;
 use mt_trace::{Memory, Precision, SavePolicy};
@@ -20,8 +21,8 @@ use crate::{
     ModelError,
     decoder::{
         AttentionConfig, DecoderConfig, EmbeddingConfig, ExpertPlacement, ExpertsConfig, HeadConfig,
-        LayerConfig, LayerNorms, LayerRun, MlpConfig, NormKind, Positions, QueryKeyNorm, SharedExperts,
-        StoredRun, Values,
+        HyperConnectionConfig, LayerConfig, LayerNorms, LayerRun, MlpConfig, NormKind, Positions,
+        QueryKeyNorm, ResidualConnection, SharedExperts, StoredRun, StreamEnd, Values,
     },
 };
 
@@ -39,6 +40,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let tied = group.logits_via_embedding;
     let mut config = DecoderConfig {
         num_predictions: group.mtp_num_layers,
+        residual: ResidualConnection::Added,
         embed,
         vocab: axis(axes::VOCAB, group.vocab_size),
         layers: vec![layer; group.num_decoder_layers()],
@@ -126,6 +128,24 @@ pub(super) fn dense_then_experts(group: &ModelGroup, config: &mut DecoderConfig,
     };
 }
 
+/// The residual streams of a model with hyper-connections. Their norm has a scale unless the weights of the last sum are
+/// learned.
+pub(super) fn residual(group: &ModelGroup, end: StreamEnd) -> ResidualConnection {
+    let keys = &group.hyper_connections;
+    if keys.mhc_expansion_rate < 2 {
+        return ResidualConnection::Added;
+    }
+    ResidualConnection::Hyper(HyperConnectionConfig {
+        streams: keys.mhc_expansion_rate,
+        mixing: match keys.enable_mhc_lite {
+            true => StreamMixing::Permutations,
+            false => StreamMixing::Sinkhorn { iterations: keys.sinkhorn_iterations },
+        },
+        scaled_norm: end == StreamEnd::Sum,
+        end,
+    })
+}
+
 /// The activations that the backward pass keeps of a layer; `None` if it recomputes nothing.
 fn remat(group: &RematGroup) -> Option<SavePolicy> {
     let kept = group.kept()?;
@@ -182,6 +202,7 @@ pub(super) fn experts(group: &ModelGroup, scores: Scores) -> Result<ExpertsConfi
         },
         router_bias: false,
         per_expert_scale: false,
+        by_token: None,
         shared: None,
         balance_loss_weight: keys.load_balance_loss_weight,
         z_loss_weight: keys.router_z_loss_weight,
@@ -195,6 +216,7 @@ pub(super) fn shared_experts(group: &ModelGroup) -> Result<Option<SharedExperts>
     Ok((count > 0).then(|| SharedExperts {
         width: axis(axes::MLP, count * group.moe_mlp_dim()),
         activations,
+        limit: None,
         gated: false,
     }))
 }
@@ -240,7 +262,7 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
                 AttentionType::Chunk => {
                     MaskSpec { chunk: Some(layers.chunk_attn_window_size), ..MaskSpec::CAUSAL }
                 }
-                AttentionType::LocalSliding => local_mask(group),
+                AttentionType::LocalSliding | AttentionType::Compressed => local_mask(group),
                 AttentionType::Global | AttentionType::Latent => MaskSpec::CAUSAL,
             },
             soft_cap: layers.attn_logits_soft_cap.filter(|cap| *cap > 0.0),

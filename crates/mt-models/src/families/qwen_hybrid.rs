@@ -150,6 +150,7 @@ fn experts(group: &ModelGroup) -> Result<Option<ExpertsConfig>, ModelError> {
     experts.shared = Some(keys.shared_experts).filter(|count| *count > 0).map(|count| SharedExperts {
         width: axis(axes::MLP, count * group.moe_mlp_dim()),
         activations,
+        limit: None,
         gated: true,
     });
     Ok(Some(experts))

@@ -218,6 +218,8 @@ families! {
     deepseek3_groups: BOTH,
     deepseek3_direct_queries: UNROLLED,
     deepseek2_greedy: UNROLLED,
+    deepseek4_two_cycles: BOTH,
+    deepseek4_yarn: UNROLLED,
     mixtral_window_one_expert: UNROLLED,
     qwen3_moe_three_of_seven: UNROLLED,
     qwen3_moe_every_second: BOTH,

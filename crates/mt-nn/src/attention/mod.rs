@@ -2,6 +2,7 @@
 
 mod blockwise;
 mod cache;
+mod compressed;
 mod dense;
 mod latent;
 mod mask;
@@ -23,6 +24,11 @@ use crate::{
 
 pub use blockwise::{block_size, blockwise};
 pub use cache::{CachedKeysValues, KeysValues};
+pub use compressed::{
+    BLOCK_SLOT, BlockOptions, COMPRESSED_QUERY, Compressed, CompressedAttention, CompressedInputs,
+    CompressedOptions, CompressedState, Compressor, GROUP_FEATURES, INDEX_HEADS, INDEX_QUERY, Indexer,
+    IndexerOptions, KEPT_TOKENS, OUTPUT_GROUP, OUTPUT_LATENT, OUTPUT_LATENTS, POOLED_WIDTH, Pooling,
+};
 pub use dense::dense;
 pub use latent::{CACHED_LATENTS, CachedLatents, EXPANDED_HEAD, LatentAttention, LatentSizes, Latents};
 pub use mask::{MaskSpec, Segments};

@@ -3,7 +3,7 @@
 use mt_derive::Tree;
 use mt_nn::{
     Activation as Function, Dropout, Initializer, Linear, Mlp, ParamSpec, Weight,
-    axes::EMBED,
+    axes::{CHOICE, EMBED},
     experts::{ExpertComputation, ExpertOptions, Experts, Router, RouterBias, Routing, capacity},
 };
 use mt_shape::{Axis, DType, LogicalAxis, axis, logical};
@@ -33,6 +33,8 @@ pub struct ExpertsConfig {
     pub router_bias: bool,
     /// Whether the weight of each expert has a learned factor.
     pub per_expert_scale: bool,
+    /// The vocabulary, if a table gives each token's experts.
+    pub by_token: Option<Axis>,
     pub shared: Option<SharedExperts>,
     /// The weight of the loss that grows with the imbalance of tokens over experts.
     pub balance_loss_weight: f64,
@@ -68,6 +70,8 @@ impl ExpertPlacement {
 pub struct SharedExperts {
     pub width: Axis,
     pub activations: [Function; 2],
+    /// The largest gate, and the largest magnitude of the projection beside it.
+    pub limit: Option<f64>,
     /// Whether the output is multiplied by the sigmoid of a linear map of the input to one number.
     pub gated: bool,
 }
@@ -122,6 +126,12 @@ impl ExpertsConfig {
                     ..builder.array([of_gate], Initializer::Zeros)
                 }),
             },
+            tid2eid: self.by_token.map(|vocab| {
+                let choices = (axis(CHOICE, self.num_chosen()), logical::EXPERTS_OF_ROUTER);
+                let initializer = Initializer::Counted { modulus: self.experts().size };
+                let table = builder.array([(vocab, logical::VOCAB), choices], initializer);
+                ParamSpec { is_trainable: false, ..table.with_dtype(DType::I32) }
+            }),
             per_expert_scale: self.per_expert_scale.then(|| builder.array([of_gate], Initializer::Ones)),
             wi_0: matrix(embed, width),
             wi_0_bias: bias(self.width, logical::MLP_MOE),
@@ -193,7 +203,9 @@ impl ExpertsConfig {
         router_input: Tensor<'t>,
         inputs: &PartInputs<'_, 't>,
     ) -> PartOutputs<'t> {
-        let (mut output, routing) = parameters.routed.forward_routed_by(x, router_input, &self.routed);
+        let tokens = Some(inputs.tokens);
+        let (mut output, routing) =
+            parameters.routed.forward_routed_by(x, router_input, tokens, &self.routed);
         if let (Some(mlp), Some(shared)) = (&parameters.shared, &self.shared) {
             let always = shared_output(mlp, shared, parameters.shared_gate.as_ref(), x, inputs.dropout);
             output = output + always;
@@ -211,7 +223,8 @@ impl ExpertsConfig {
         inputs: &PartInputs<'_, 't>,
     ) -> Vec<(OutputLabel, Tensor<'t>)> {
         let mut losses = Vec::new();
-        if self.balance_loss_weight != 0.0 {
+        // A table does not learn to balance experts.
+        if self.balance_loss_weight != 0.0 && self.by_token.is_none() {
             let loss = routing.balance_loss(inputs.is_token()) * self.balance_loss_weight;
             losses.push((LayerOutput::AuxiliaryLoss.named(BALANCE_LOSS), loss));
         }
@@ -244,7 +257,9 @@ fn shared_output<'t>(
     x: Tensor<'t>,
     dropout: Dropout<'t>,
 ) -> Tensor<'t> {
-    let output = x.scope("shared_experts", |x| mlp.forward(x, &shared.activations, dropout));
+    let output = x.scope("shared_experts", |x| {
+        mlp.forward_clamped(x, &shared.activations, shared.limit, dropout)
+    });
     match gate {
         Some(gate) => output * gate.forward(x, &[EMBED]).squeeze(ONE).sigmoid(),
         None => output,
@@ -309,6 +324,8 @@ impl PartDescription for ExpertsConfig {
             let biases = if self.bias { 2 * self.width.size + embed } else { 0 };
             3 * embed * self.width.size + biases
         };
-        (self.experts().size - self.num_chosen()) * of_expert(self.embed)
+        // A table is looked up.
+        let table = self.by_token.map_or(0, |vocab| vocab.size * self.num_chosen());
+        (self.experts().size - self.num_chosen()) * of_expert(self.embed) + table
     }
 }

@@ -2,6 +2,7 @@
 //! parameters, forward pass and declarations.
 
 mod attention;
+mod compressed_attention;
 mod experts;
 mod gated_delta;
 mod latent_attention;
@@ -15,12 +16,13 @@ use std::{any::Any, ops::Deref};
 use mt_derive::Tree;
 use mt_nn::{
     Mlp, ParamSpec,
-    attention::{Attention, LatentAttention},
+    attention::{Attention, CompressedAttention, LatentAttention},
     gated_delta::GatedDelta,
 };
 use mt_trace::Tensor;
 
 pub use attention::{AttentionConfig, QueryKeyNorm, Values};
+pub use compressed_attention::CompressedAttentionConfig;
 pub use experts::{ExpertPlacement, ExpertsConfig, Mixture, SharedExperts};
 pub use gated_delta::GatedDeltaConfig;
 pub use latent_attention::LatentAttentionConfig;
@@ -145,6 +147,8 @@ parts! {
     Attention: AttentionConfig => Attention,
     #[tree(rename = "latent_attention")]
     Latent: LatentAttentionConfig => LatentAttention,
+    #[tree(rename = "compressed_attention")]
+    Compressed: CompressedAttentionConfig => CompressedAttention,
     GatedDelta: GatedDeltaConfig => GatedDelta,
     @when(test) Decay: DecayConfig => Decay,
 }
