@@ -29,15 +29,15 @@ pub use config::{Config, Difference, Entry, yaml_text};
 pub use error::{ConfigError, Problem};
 pub use groups::{
     AbsentHardware, AheadGroup, AttentionBlocks, AttentionGroup, AttentionKind, AttentionType, BatchSchedule,
-    BlocksGroup, BroughtTokenizer, CanvasPolicy, CheckpointGroup, ContextGroup, DataFormat, DataGroup,
-    DatasetType, DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, EngramGroup, ExpertsGroup,
-    GatedDeltaGroup, Hardware, HfTextUnit, IndexerGroup, KeptIn, LatentGroup, LayerAttention,
-    LearningRateSchedule, LoadConfig, LogitAlignment, LogitsGroup, MatmulPrecision, MlpActivation,
-    ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, OptimizerSpace, OptimizerSpaceChoice,
-    OptimizerType, PackingType, Parallelism, PlacementGroup, PositionGroup, RematGroup, RematPolicy,
-    RopeType, RoutedScores, RunGroup, SamplingStrategy, TensorLocation, TokenizerChoice, TokenizerGroup,
-    TokenizerType, TrainConfig, TrainingObjective, WsdDecayStyle, is_published_model, run_directory_of,
-    saved_config_path, tokenizer_directory,
+    BlocksGroup, BroughtTokenizer, CanvasPolicy, CheckpointGroup, CompressedGroup, ContextGroup, DataFormat,
+    DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, EngramGroup, ExpertsGroup,
+    GatedDeltaGroup, Hardware, HfTextUnit, HyperConnectionGroup, IndexerGroup, KeptIn, LatentGroup,
+    LayerAttention, LearningRateSchedule, LoadConfig, LogitAlignment, LogitsGroup, MatmulPrecision,
+    MlpActivation, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, OptimizerSpace,
+    OptimizerSpaceChoice, OptimizerType, PackingType, Parallelism, PlacementGroup, PositionGroup, RematGroup,
+    RematPolicy, RopeType, RoutedScores, RunGroup, SamplingStrategy, TensorLocation, TokenizerChoice,
+    TokenizerGroup, TokenizerType, TrainConfig, TrainingObjective, WsdDecayStyle, is_published_model,
+    run_directory_of, saved_config_path, tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use named::{Named, model_names, nearest_names, preset_names};

@@ -240,8 +240,8 @@ fn scaled_models_grow_in_all_dimensions() {
 fn features_that_are_not_built_are_refused_by_name() {
     for (argument, parts) in [
         (
-            "decoder_block=deepseek4",
-            &["`decoder_block` is `deepseek4`", "command line", "`decoder_block=llama2`"][..],
+            "decoder_block=qwen3_custom_moe",
+            &["`decoder_block` is `qwen3_custom_moe`", "command line", "`decoder_block=llama2`"][..],
         ),
         ("dataset_type=grain", &["`grain`", "`dataset_type=synthetic`"]),
         ("profiler=nsys", &["profiles by Nsight Systems", "nsys profile maxtext train"]),

@@ -138,7 +138,7 @@ impl Programs {
             let padded = written.into_iter().zip(&specs).zip(self.model.state(batch, slots));
             let padded: Vec<Tensor<'_>> = padded
                 .map(|((array, short), whole)| match short.kept {
-                    Kept::Slots { .. } => {
+                    Kept::Slots { .. } | Kept::WholeSlots { .. } => {
                         let missing = whole.slots() - short.slots();
                         array.pad(KV_POSITION, 0, missing, 0.0)
                     }

@@ -169,6 +169,9 @@ pub enum Kept {
     Slots { stride: usize },
     /// A call replaces it. Tokens of padding, which belong to no document, must leave no trace in it.
     Whole,
+    /// As [`Self::Whole`]. It has slots along `kv_position`, one for every `stride` tokens, in an order of its own. Slots
+    /// that are added behind the others are empty.
+    WholeSlots { stride: usize },
 }
 
 impl Kept {
@@ -179,7 +182,7 @@ impl Kept {
         match self {
             Self::Slots { stride: 1 } => old.dynamic_update(KV_POSITION, start, new),
             Self::Slots { stride } => old.dynamic_update(KV_POSITION, start / stride as f64, new),
-            Self::Whole => new,
+            Self::Whole | Self::WholeSlots { .. } => new,
         }
     }
 }

@@ -8,6 +8,8 @@ pub const POSITION: &str = "position";
 pub const KV_POSITION: &str = "kv_position";
 /// Width of the residual stream.
 pub const EMBED: &str = "embed";
+/// Residual streams of a model with hyper-connections.
+pub const STREAMS: &str = "residual_stream";
 /// Query heads.
 pub const QUERY_HEADS: &str = "q_heads";
 /// Key and value heads.

@@ -15,6 +15,7 @@ pub mod engram;
 pub mod experts;
 mod following;
 pub mod gated_delta;
+pub mod hyper_connections;
 mod linear;
 mod loss;
 mod mlp;

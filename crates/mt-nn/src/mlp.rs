@@ -145,13 +145,31 @@ impl<'t> Mlp<Tensor<'t>> {
         in_f32: bool,
         dropout: Dropout<'t>,
     ) -> Tensor<'t> {
+        self.forward_clamped(x, activations, None, in_f32, dropout)
+    }
+
+    /// As [`Self::forward`]. With a limit, a gate is at most the limit, and the projection beside it is at most the limit
+    /// in magnitude.
+    #[track_caller]
+    pub fn forward_clamped(
+        &self,
+        x: Tensor<'t>,
+        activations: &[Activation],
+        limit: Option<f64>,
+        in_f32: bool,
+        dropout: Dropout<'t>,
+    ) -> Tensor<'t> {
         let project = |linear: &Linear<Tensor<'t>>, name: &str| {
             linear.forward(x, &[EMBED]).constrain(&HIDDEN).named(name)
         };
         let hidden = match &self.wi_1 {
             None => in_f32_if(in_f32, [project(&self.wi_0, "mlpwi")], |[x]| activations[0].apply(x)),
             Some(wi_1) => {
-                let both = [project(&self.wi_0, "mlpwi_0"), project(wi_1, "mlpwi_1")];
+                let (gate, up) = (project(&self.wi_0, "mlpwi_0"), project(wi_1, "mlpwi_1"));
+                let both = match limit {
+                    Some(limit) => [gate.minimum(limit), up.clamp(-limit, limit)],
+                    None => [gate, up],
+                };
                 in_f32_if(in_f32, both, |[gate, up]| gated([activations[0], activations[1]], gate, up))
             }
         };

@@ -49,6 +49,10 @@ pub enum LayerPlace {
 pub enum Initializer {
     Zeros,
     Ones,
+    /// All elements have this value.
+    Constant {
+        value: f64,
+    },
     /// Normal, with this standard deviation.
     Normal {
         deviation: f64,
@@ -60,6 +64,11 @@ pub enum Initializer {
     /// The logarithm of a number that is uniform between 0 and this one.
     LogOfUniform {
         largest: f64,
+    },
+    /// The number of each element in row-major order, modulo this number. Elements of a row differ if it is at least as
+    /// large as a row.
+    Counted {
+        modulus: usize,
     },
     /// The value is loaded. It is zero until then.
     Loaded,
@@ -170,6 +179,11 @@ fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &Para
     let drawn = match spec.initializer {
         Initializer::Zeros | Initializer::Loaded => return region.full(spec.dtype, &spec.axes, 0.0),
         Initializer::Ones => return region.full(spec.dtype, &spec.axes, 1.0),
+        Initializer::Constant { value } => return region.full(spec.dtype, &spec.axes, value),
+        Initializer::Counted { modulus } => {
+            let counted = counted(region, axes, modulus).cast(spec.dtype);
+            return counted.broadcast(&spec.axes);
+        }
         Initializer::Normal { deviation } => normal(NORMAL_BOUND, deviation),
         Initializer::TruncatedNormal { deviation } => {
             normal(TRUNCATED_BOUND, deviation / TRUNCATED_DEVIATION)
@@ -181,6 +195,14 @@ fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &Para
         }),
     };
     if matches!(spec.place, LayerPlace::Stacked { .. }) { drawn } else { drawn.squeeze(STREAM) }
+}
+
+/// The number of each element, modulo `modulus`: `i32[axes]`.
+fn counted<'t>(region: Region<'t>, axes: &[Axis], modulus: usize) -> Tensor<'t> {
+    let zero = region.full(DType::I32, axes, 0.0);
+    axes.iter()
+        .fold(zero, |number, axis| number * axis.size as f64 + region.iota(DType::I32, *axis))
+        .remainder(modulus as f64)
 }
 
 /// A normal distribution that is truncated at `bound` standard deviations and then scaled.

@@ -5,7 +5,10 @@ use std::f64::consts::PI;
 use mt_shape::{DType, HostArray, axis};
 use mt_trace::Tensor;
 
-use crate::axes::{HEAD_DIM, ROTARY_PAIR};
+use crate::{
+    SequenceOrder,
+    axes::{HEAD_DIM, POSITION, ROTARY_PAIR},
+};
 
 /// The parameters of rotary embeddings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -180,6 +183,18 @@ fn mixture(frequency: f64, factor: f64, kept: f64) -> f64 {
 }
 
 impl<'t> RotaryAngles<'t> {
+    /// The opposite angles, which undo a rotation.
+    #[must_use]
+    pub fn opposite(self) -> Self {
+        Self { cos: self.cos, sin: -self.sin }
+    }
+
+    /// The angles of tokens in the order of the text.
+    #[track_caller]
+    pub(crate) fn read(self, order: SequenceOrder) -> Self {
+        Self { cos: order.read(self.cos, POSITION), sin: order.read(self.sin, POSITION) }
+    }
+
     /// Rotates the pairs of each head. Dimensions after the last pair are unchanged.
     ///
     /// # Shapes

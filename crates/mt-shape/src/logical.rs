@@ -45,6 +45,7 @@ logical_axes! {
         Q_HEADS = "q_heads",
         Q_LORA = "q_lora",
         Q_LORA_UP_PROJ = "q_lora_up_proj",
+        STREAMS = "mhc",
         VOCAB = "vocab",
     }
     /// Logical axes of activations.

@@ -19,7 +19,7 @@ impl Golden {
         Self { bytes }
     }
 
-    /// A tensor, of `f32` or `i32`.
+    /// A tensor, of `f32`, `i32` or `i64`.
     #[track_caller]
     pub fn array(&self, name: &str) -> HostArray {
         let tensors = self.tensors();
@@ -27,6 +27,7 @@ impl Golden {
         let dtype = match view.dtype() {
             Dtype::F32 => DType::F32,
             Dtype::I32 => DType::I32,
+            Dtype::I64 => DType::I64,
             other => panic!("`{name}` has the type {other:?}"),
         };
         HostArray::from_bytes(dtype, view.shape(), view.data()).expect("the file has all bytes of a tensor")

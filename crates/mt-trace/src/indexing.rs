@@ -5,6 +5,9 @@ use mt_shape::Axis;
 
 use crate::Tensor;
 
+/// The numbers of an index: that of a row, and that of an element in the row.
+const COMPONENT: &str = "index_component";
+
 impl<'t> Tensor<'t> {
     /// The elements of the axis `along` at `indices`: the result has the indices' axes, then the remaining ones.
     ///
@@ -25,6 +28,34 @@ impl<'t> Tensor<'t> {
             slice_sizes,
         };
         self.apply_one(Op::Gather(dims), &[indices], &axes)
+    }
+
+    /// Runs of consecutive elements along the axis `along`, as long as `run`: those from the indices `first` on, which
+    /// has the axis `rows` of this tensor and others. The result has the indices' axes, then `run`, then the remaining
+    /// ones.
+    ///
+    /// Runs must lie within the axis.
+    #[track_caller]
+    pub fn take_runs(self, rows: &'static str, along: &'static str, first: Self, run: Axis) -> Self {
+        let rest: Vec<Axis> =
+            self.axes().iter().filter(|axis| ![rows, along].contains(&axis.name)).copied().collect();
+        let names: Vec<&'static str> =
+            [rows, along].into_iter().chain(rest.iter().map(|axis| axis.name)).collect();
+        let (values, index_axes) = (self.order(&names), first.axes());
+        let row = first.region().iota(first.dtype(), self.axis(rows)).broadcast(&index_axes);
+        let with_component: Vec<&'static str> =
+            index_axes.iter().map(|axis| axis.name).chain([COMPONENT]).collect();
+        let component = |index: Self| index.unsqueeze(COMPONENT).order(&with_component);
+        let indices = component(row).concatenate(&[component(first)], COMPONENT);
+        let dims = GatherDims {
+            offset_dims: (index_axes.len()..=index_axes.len() + rest.len()).collect(),
+            collapsed_slice_dims: vec![0],
+            start_index_map: vec![0, 1],
+            index_vector_dim: index_axes.len(),
+            slice_sizes: [1, run.size].into_iter().chain(rest.iter().map(|axis| axis.size)).collect(),
+        };
+        let axes = [&*index_axes, &[run], &rest].concat();
+        values.apply_one(Op::Gather(dims), &[indices], &axes)
     }
 
     /// The `k` largest elements of the last axis in descending order, along an axis `into`, and their `i32`

@@ -5,7 +5,11 @@ use super::{
     choices::{AttentionKind, AttentionType, DecoderBlock, LayerAttention, RopeType},
     group,
 };
-use crate::{config::Config, error::Problem, table::attention::LOCAL_FAMILIES};
+use crate::{
+    config::{Config, not_built},
+    error::Problem,
+    table::attention::LOCAL_FAMILIES,
+};
 
 group! {
     /// Latent attention.
@@ -30,7 +34,14 @@ impl LatentGroup {
                 "use `attention_type=mla` with `decoder_block=deepseek`, and neither without the other",
             ));
         }
-        if !is_latent {
+        let is_compressed = config.entry("attention_type").value == AttentionType::Compressed.name();
+        if is_compressed && self.q_lora_rank == 0 {
+            problems.push(Problem::inconsistent(
+                format!("{}, but compressed attention needs a width", config.stated("q_lora_rank")),
+                "use a positive number, such as `q_lora_rank=64`",
+            ));
+        }
+        if !is_latent && !is_compressed {
             return;
         }
         for (key, width) in [
@@ -38,7 +49,7 @@ impl LatentGroup {
             ("qk_rope_head_dim", self.qk_rope_head_dim),
             ("v_head_dim", self.v_head_dim),
         ] {
-            if width == 0 {
+            if width == 0 && is_latent {
                 problems.push(Problem::inconsistent(
                     format!("{}, but latent attention needs a width", config.stated(key)),
                     format!("use a positive number, such as `{key}=64`"),
@@ -123,6 +134,110 @@ impl IndexerGroup {
                     config.stated("indexer_loss_scaling_factor")
                 ),
                 "use a positive number, or 0 to leave the indexer as it is",
+            ));
+        }
+    }
+}
+
+group! {
+    /// Compressed attention.
+    pub struct CompressedGroup {
+        o_lora_rank: usize,
+        o_groups: usize,
+        compress_ratios: Vec<usize>,
+        compressed_rope_max_timescale: usize,
+        indexer_head_dim: usize,
+        indexer_n_heads: usize,
+        indexer_topk: usize,
+    }
+}
+
+/// The number of tokens in each of the overlapping blocks among which an indexer chooses. Larger blocks are all seen.
+const INDEXED_RATIO: usize = 4;
+
+impl CompressedGroup {
+    /// Whether layers with this ratio have an indexer.
+    pub fn is_indexed(ratio: usize) -> bool {
+        ratio == INDEXED_RATIO
+    }
+
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let is_family = config.entry("decoder_block").value == DecoderBlock::DeepSeek4.name();
+        let is_compressed = config.entry("attention_type").value == AttentionType::Compressed.name();
+        if is_family != is_compressed {
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}", config.stated("decoder_block"), config.stated("attention_type")),
+                "use `attention_type=compressed` with `decoder_block=deepseek4`, and neither without the other",
+            ));
+        }
+        if !(is_family && is_compressed) {
+            return;
+        }
+        if self.compress_ratios.iter().any(|ratio| (1..INDEXED_RATIO).contains(ratio)) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{} has blocks of fewer than {INDEXED_RATIO} tokens",
+                    config.stated("compress_ratios")
+                ),
+                format!(
+                    "use 0 for layers without blocks, {INDEXED_RATIO} for layers with an indexer, or more"
+                ),
+            ));
+        }
+        let is_used = self.compress_ratios.contains(&INDEXED_RATIO);
+        let needed = [
+            ("o_groups", self.o_groups, true),
+            ("o_lora_rank", self.o_lora_rank, true),
+            ("indexer_head_dim", self.indexer_head_dim, is_used),
+            ("indexer_n_heads", self.indexer_n_heads, is_used),
+            ("indexer_topk", self.indexer_topk, is_used),
+        ];
+        for (key, _, _) in needed.iter().filter(|(_, number, is_needed)| *is_needed && *number == 0) {
+            problems.push(Problem::inconsistent(
+                format!("{}, but compressed attention needs some", config.stated(key)),
+                format!("use a positive number, such as `{key}=8`"),
+            ));
+        }
+    }
+}
+
+group! {
+    /// Hyper-connections: several residual streams that the parts of layers mix.
+    pub struct HyperConnectionGroup {
+        mhc_expansion_rate: usize,
+        sinkhorn_iterations: usize,
+        enable_mhc_lite: bool,
+    }
+}
+
+/// The families whose layers can have hyper-connections.
+const WITH_STREAMS: &[DecoderBlock] = &[DecoderBlock::DeepSeek, DecoderBlock::DeepSeek4];
+
+/// The most streams whose permutations a program can hold.
+const MOST_PERMUTED: usize = 7;
+
+impl HyperConnectionGroup {
+    fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        // Families that are not built are reported by themselves.
+        let Some(block) = DecoderBlock::from_value(&config.entry("decoder_block").value) else { return };
+        if self.mhc_expansion_rate < 2 {
+            return;
+        }
+        if !WITH_STREAMS.contains(&block) {
+            problems.push(not_built(
+                config.entry("mhc_expansion_rate"),
+                "hyper-connections in this model family",
+            ));
+        }
+        if self.enable_mhc_lite && self.mhc_expansion_rate > MOST_PERMUTED {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{} takes a weight for each of the {}! permutations of {}",
+                    config.stated("enable_mhc_lite"),
+                    self.mhc_expansion_rate,
+                    config.stated("mhc_expansion_rate")
+                ),
+                format!("use at most `mhc_expansion_rate={MOST_PERMUTED}`, usually 4, or leave out `enable_mhc_lite`"),
             ));
         }
     }
@@ -262,6 +377,7 @@ impl AttentionGroup {
         for (kind, key, size) in [
             (AttentionType::LocalSliding, "sliding_window_size", self.sliding_window_size),
             (AttentionType::Chunk, "chunk_attn_window_size", self.chunk_attn_window_size),
+            (AttentionType::Compressed, "sliding_window_size", self.sliding_window_size),
         ] {
             if self.attention_type == kind && size == 0 {
                 problems.push(Problem::inconsistent(

@@ -130,6 +130,7 @@ choice! {
         GptOss = "gpt_oss",
         Mixtral = "mixtral",
         DeepSeek = "deepseek",
+        DeepSeek4 = "deepseek4",
         Qwen3Moe = "qwen3_moe",
         Qwen3CustomMoe = "qwen3_custom_moe",
         Llama4 = "llama4",
@@ -142,7 +143,6 @@ choice! {
         SimpleMlp = "simple_mlp",
     }
     not built {
-        "deepseek4": "the model family `deepseek4`",
     }
 }
 
@@ -227,9 +227,10 @@ choice! {
         Full = "full",
         /// All positions of the same block of `causal_block_size` and of earlier blocks.
         BlockDiffusion = "block_diffusion",
+        /// To the last `sliding_window_size` positions, and to pooled blocks of earlier ones.
+        Compressed = "compressed",
     }
     not built {
-        "compressed": features::COMPRESSED_ATTENTION,
     }
 }
 

@@ -42,6 +42,12 @@ impl EngramGroup {
                 "multi-token prediction with a memory of n-grams",
             ));
         }
+        if config.entry("mhc_expansion_rate").value.as_u64().is_some_and(|streams| streams > 1) {
+            problems.push(not_built(
+                config.entry("mhc_expansion_rate"),
+                "hyper-connections around a memory of n-grams",
+            ));
+        }
         let is_bytes = self.tokenizer_type == TokenizerType::Byte;
         if self.tokenizer_path.is_none() && !is_bytes {
             problems.push(Problem::inconsistent(

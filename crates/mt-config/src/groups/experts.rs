@@ -40,6 +40,7 @@ group! {
         routed_score_func: RoutedScores,
         n_routing_groups: i64,
         topk_routing_group: i64,
+        first_num_hash_layers: usize,
     }
     besides {
         num_experts_origin: Origin = |config, _| Some(config.entry("num_experts").origin.clone()),
@@ -53,6 +54,7 @@ const WITH_EXPERTS: &[DecoderBlock] = &[
     DecoderBlock::Qwen3CustomMoe,
     DecoderBlock::GptOss,
     DecoderBlock::DeepSeek,
+    DecoderBlock::DeepSeek4,
     DecoderBlock::Llama4,
     DecoderBlock::Gemma4,
     DecoderBlock::Envy,
@@ -106,7 +108,7 @@ impl ExpertsGroup {
             (
                 "routed_bias",
                 self.routed_bias,
-                &[DecoderBlock::GptOss, DecoderBlock::DeepSeek][..],
+                &[DecoderBlock::GptOss, DecoderBlock::DeepSeek, DecoderBlock::DeepSeek4][..],
                 ROUTED_BIAS,
             ),
             (
@@ -114,6 +116,7 @@ impl ExpertsGroup {
                 self.shared_experts > 0,
                 &[
                     DecoderBlock::DeepSeek,
+                    DecoderBlock::DeepSeek4,
                     DecoderBlock::Llama4,
                     DecoderBlock::Gemma4,
                     DecoderBlock::Qwen3Next,
@@ -126,6 +129,12 @@ impl ExpertsGroup {
                 self.first_num_dense_layers > 0,
                 &[DecoderBlock::DeepSeek, DecoderBlock::Qwen3Moe],
                 DENSE_LAYERS,
+            ),
+            (
+                "first_num_hash_layers",
+                self.first_num_hash_layers > 0,
+                &[DecoderBlock::DeepSeek4],
+                HASH_LAYERS,
             ),
             (
                 "interleave_moe_layer_step",
@@ -246,6 +255,7 @@ impl ExpertsGroup {
 const ROUTED_BIAS: &str = "a routing bias in this model family";
 const SHARED_EXPERTS: &str = "shared experts in this model family";
 const DENSE_LAYERS: &str = "dense layers before those with experts in this model family";
+const HASH_LAYERS: &str = "layers that choose experts by a table in this model family";
 const INTERLEAVED_LAYERS: &str = "dense layers between those with experts in this model family";
 
 /// The problem of experts in a family whose layers have none.

@@ -34,7 +34,10 @@ use crate::{
 };
 
 pub use ahead::{AbsentHardware, AheadGroup};
-pub use architecture::{AttentionGroup, GatedDeltaGroup, IndexerGroup, LatentGroup, PositionGroup};
+pub use architecture::{
+    AttentionGroup, CompressedGroup, GatedDeltaGroup, HyperConnectionGroup, IndexerGroup, LatentGroup,
+    PositionGroup,
+};
 pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
     AttentionKind, AttentionType, CanvasPolicy, ContextAxis, ContextStrategy, DataFormat, DatasetType,
@@ -73,6 +76,8 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("LatentGroup", LatentGroup::KEYS, "train and decode"),
     ("IndexerGroup", IndexerGroup::KEYS, "train and decode"),
     ("GatedDeltaGroup", GatedDeltaGroup::KEYS, "train and decode"),
+    ("CompressedGroup", CompressedGroup::KEYS, "train and decode"),
+    ("HyperConnectionGroup", HyperConnectionGroup::KEYS, "train and decode"),
     ("PositionGroup", PositionGroup::KEYS, "train and decode"),
     ("RematGroup", RematGroup::KEYS, "train and decode"),
     ("OptimizerGroup", OptimizerGroup::KEYS, "train"),

@@ -4,7 +4,10 @@ use mt_shape::DType;
 
 use super::{
     BlocksGroup, EngramGroup, ExpertsGroup,
-    architecture::{AttentionGroup, GatedDeltaGroup, IndexerGroup, LatentGroup, PositionGroup},
+    architecture::{
+        AttentionGroup, CompressedGroup, GatedDeltaGroup, HyperConnectionGroup, IndexerGroup, LatentGroup,
+        PositionGroup,
+    },
     choices::{
         AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MatmulPrecision, MlpActivation,
         OptimizerType, WsdDecayStyle,
@@ -62,6 +65,8 @@ group! {
         indexer: IndexerGroup = IndexerGroup::read,
         gated_delta: GatedDeltaGroup = GatedDeltaGroup::read,
         engram: EngramGroup = EngramGroup::read,
+        compressed: CompressedGroup = CompressedGroup::read,
+        hyper_connections: HyperConnectionGroup = HyperConnectionGroup::read,
         blocks: BlocksGroup = BlocksGroup::read,
         positions: PositionGroup = PositionGroup::read,
         remat: RematGroup = RematGroup::read,
@@ -108,6 +113,15 @@ impl ModelGroup {
                 config.entry("mtp_num_layers"),
                 "multi-token prediction in this model family",
             ));
+        }
+        if self.mtp_num_layers > 0 && self.hyper_connections.mhc_expansion_rate > 1 {
+            problems.push(not_built(
+                config.entry("mtp_num_layers"),
+                "multi-token prediction behind several residual streams",
+            ));
+        }
+        if self.decoder_block == DecoderBlock::DeepSeek4 {
+            self.check_compressed(config, problems);
         }
         if !self.global_parameter_scale.is_power_of_two() {
             problems.push(Problem::inconsistent(
@@ -160,6 +174,57 @@ impl ModelGroup {
         }
     }
 
+    /// Checks sizes that compressed attention divides or shares.
+    fn check_compressed(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let keys = &self.compressed;
+        let layers = Scales::of(self.global_parameter_scale as u64)
+            .map_or(self.base_num_decoder_layers, |scales| self.base_num_decoder_layers << scales.layers);
+        if keys.compress_ratios.len() != layers {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{} has {} numbers for {layers} layers",
+                    config.stated("compress_ratios"),
+                    keys.compress_ratios.len()
+                ),
+                "state one number for each layer: 0, 4 or more",
+            ));
+        }
+        let heads = self.base_num_query_heads;
+        if keys.o_groups > 0 && !heads.is_multiple_of(keys.o_groups) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, which does not divide {}",
+                    config.stated("o_groups"),
+                    config.stated("base_num_query_heads")
+                ),
+                format!("use `o_groups={}`", largest_divisor(heads, keys.o_groups)),
+            ));
+        }
+        if self.base_num_kv_heads != 1 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but all heads of compressed attention share one key",
+                    config.stated("base_num_kv_heads")
+                ),
+                "use `base_num_kv_heads=1`",
+            ));
+        }
+        let indexed = keys.compress_ratios.iter().any(|ratio| CompressedGroup::is_indexed(*ratio));
+        let rotated = self.latent.qk_rope_head_dim;
+        for (key, width) in [("head_dim", self.head_dim), ("indexer_head_dim", keys.indexer_head_dim)] {
+            if rotated > width && (key == "head_dim" || indexed) {
+                problems.push(Problem::inconsistent(
+                    format!(
+                        "{}, which is more than {}",
+                        config.stated("qk_rope_head_dim"),
+                        config.stated(key)
+                    ),
+                    format!("use `qk_rope_head_dim={width}` or less"),
+                ));
+            }
+        }
+    }
+
     /// As [`Self::differing_keys`], with the keys of experts, layers and positions.
     pub fn differing_keys_of_all(&self, other: &Self) -> Vec<&'static str> {
         let mut keys = self.differing_keys(other);
@@ -168,6 +233,8 @@ impl ModelGroup {
         keys.extend(self.indexer.differing_keys(&other.indexer));
         keys.extend(self.gated_delta.differing_keys(&other.gated_delta));
         keys.extend(self.engram.differing_keys(&other.engram));
+        keys.extend(self.compressed.differing_keys(&other.compressed));
+        keys.extend(self.hyper_connections.differing_keys(&other.hyper_connections));
         keys.extend(self.positions.differing_keys(&other.positions));
         keys
     }

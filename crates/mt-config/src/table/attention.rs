@@ -340,7 +340,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Width of the latent vector inside the grouped output projection; 0 for none.",
             )
             .at_least(0.0)
-            .refused(features::COMPRESSED_ATTENTION)
             .only_with("attention_type", &["compressed"])
             .acts_on("attention"),
             Key::integer(
@@ -349,7 +348,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of groups of heads that the output projection treats separately; 0 for none.",
             )
             .at_least(0.0)
-            .refused(features::COMPRESSED_ATTENTION)
             .only_with("attention_type", &["compressed"])
             .acts_on("attention"),
             Key::integers(
@@ -358,7 +356,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of positions that each layer pools into one key and value; 0 for a \
                  layer that pools none.",
             )
-            .refused(features::COMPRESSED_ATTENTION)
             .only_with("attention_type", &["compressed"])
             .acts_on("attention"),
             Key::integer(
@@ -366,7 +363,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 160000,
                 "Longest rotary wavelength, over 2π, in layers that pool their keys and values.",
             )
-            .refused(features::COMPRESSED_ATTENTION)
             .only_with("attention_type", &["compressed"])
             .acts_on("rotary embedding"),
         ],
@@ -385,10 +381,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer("indexer_head_dim", 128, "Width of one head of the indexer.")
                 .at_least(0.0)
                 .only_with("use_indexer", &[])
+                .only_with("attention_type", &["compressed"])
                 .acts_on("attention"),
             Key::integer("indexer_n_heads", 64, "Number of query heads of the indexer.")
                 .at_least(0.0)
                 .only_with("use_indexer", &[])
+                .only_with("attention_type", &["compressed"])
                 .acts_on("attention"),
             Key::integer(
                 "indexer_topk",
@@ -397,6 +395,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .only_with("use_indexer", &[])
+            .only_with("attention_type", &["compressed"])
             .acts_on("attention"),
             Key::boolean(
                 "indexer_sparse_training",

@@ -410,7 +410,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  instead of scores.",
             )
             .at_least(0.0)
-            .refused(features::MIXTURES_OF_EXPERTS)
             .only_with("num_experts", &[])
             .acts_on("experts"),
         ],

@@ -121,7 +121,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  limit.",
             )
             .at_least(-1.0)
-            .only_with("decoder_block", &["gpt_oss"])
+            .only_with("decoder_block", &["gpt_oss", "deepseek4"])
             .acts_on("feed-forward layers"),
             Key::boolean(
                 "qk_norm_with_scale",
@@ -343,7 +343,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  hyper-connections off.",
             )
             .at_least(1.0)
-            .refused(features::HYPER_CONNECTIONS)
             .acts_on("model"),
             Key::integer(
                 "sinkhorn_iterations",
@@ -352,7 +351,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  streams are normalized.",
             )
             .at_least(1.0)
-            .refused(features::HYPER_CONNECTIONS)
             .only_with("mhc_expansion_rate", &[])
             .acts_on("model"),
             Key::boolean(
@@ -361,7 +359,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Mix residual streams by a weighted sum of permutations instead of by a \
                  normalized matrix.",
             )
-            .refused(features::HYPER_CONNECTIONS)
             .only_with("mhc_expansion_rate", &[])
             .acts_on("model"),
             Key::boolean(

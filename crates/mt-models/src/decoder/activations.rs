@@ -3,9 +3,9 @@
 use mt_shape::{DType, LogicalAxis};
 
 use super::{
-    DecoderConfig, LayerConfig,
-    layer::RESIDUAL,
+    DecoderConfig, LayerConfig, ResidualConnection,
     part::{BatchDims, PartDescription},
+    residual::RESIDUAL,
     segments::SegmentForm,
 };
 
@@ -54,15 +54,15 @@ impl DecoderConfig {
         self.prediction_layers().for_each(|layer| add_one(&mut regions, layer));
         let of_region = |(layers, times): (Vec<LayerConfig>, usize)| RegionActivations {
             times,
-            input: batch.residual(Some(INPUT)),
-            made: made_by(&layers, &batch),
+            input: self.residual.activation(&batch, Some(INPUT)),
+            made: made_by(&layers, self.residual, &batch),
         };
         regions.into_iter().map(of_region).collect()
     }
 }
 
 impl BatchDims {
-    /// A tensor with the shape of the residual stream.
+    /// A tensor with the shape of one residual stream.
     pub fn residual(&self, name: Option<&'static str>) -> Activation {
         Activation {
             name,
@@ -73,22 +73,24 @@ impl BatchDims {
     }
 }
 
-fn made_by(layers: &[LayerConfig], batch: &BatchDims) -> Vec<Activation> {
+fn made_by(layers: &[LayerConfig], residual: ResidualConnection, batch: &BatchDims) -> Vec<Activation> {
     let mut made = Vec::new();
     for (index, layer) in layers.iter().enumerate() {
-        made.extend((index > 0).then(|| batch.residual(Some(INPUT))));
+        made.extend((index > 0).then(|| residual.activation(batch, Some(INPUT))));
         if let Some(engram) = &layer.engram {
             made.push(batch.residual(None));
             made.extend(engram.activations(batch));
             made.push(batch.residual(None));
         }
         if let Some(mixer) = &layer.mixer {
+            made.extend(residual.activations(batch));
             made.extend(layer.norms.pre_attention.map(|_| batch.residual(None)));
             made.extend(mixer.activations(batch));
-            // The sum, which the feed-forward part reads.
-            made.push(batch.residual(None));
+            // The residual stream, which the feed-forward part reads.
+            made.push(residual.activation(batch, None));
         }
         if let Some(feed_forward) = &layer.feed_forward {
+            made.extend(residual.activations(batch));
             made.extend(layer.norms.pre_mlp.map(|_| batch.residual(None)));
             made.extend(feed_forward.activations(batch));
         }

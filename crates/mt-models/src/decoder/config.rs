@@ -6,7 +6,7 @@ use mt_trace::{Precision, SavePolicy};
 
 use super::{
     AttentionConfig, AttentionThenExpertsConfig, EngramConfig, FeedForwardConfig, LayerRun, MixerConfig,
-    MlpConfig, TokenNumbers,
+    MlpConfig, ResidualConnection, TokenNumbers,
     part::{PartDescription, SpecBuilder},
 };
 
@@ -24,6 +24,7 @@ pub struct DecoderConfig {
     /// Whether each module has a norm of its own before the head and the first one reads the normalized hidden states, as
     /// published modules do. Otherwise modules share the final norm, and the first one reads the residual stream.
     pub own_prediction_norms: bool,
+    pub residual: ResidualConnection,
     pub norm: NormOptions,
     /// Whether MaxText's checkpoints hold the scales of norms with their offset added.
     pub stores_norm_offset: bool,

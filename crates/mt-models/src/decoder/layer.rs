@@ -2,12 +2,13 @@
 
 use mt_derive::Tree;
 use mt_nn::{Initializer, Linear, Norm, NormOptions, ParamSpec, RmsNorm, axes::EMBED, engram::Engram};
-use mt_shape::{LogicalAxis, logical};
+use mt_shape::logical;
 use mt_trace::Tensor;
 
 use super::{
     DecoderConfig, FeedForward, FeedForwardConfig, LayerConfig, Mixer, NormKind,
     part::{Part, PartDescription, PartInputs, PartOutputs, PartState, SpecBuilder, StateDims},
+    residual::{LayerConnections, RESIDUAL, ResidualConnection},
 };
 use crate::{LayerOutput, OutputLabel, StateSpec, layer_output::statistics_of};
 
@@ -28,6 +29,8 @@ pub struct DecoderLayer<L> {
     /// `[one]`
     pub scalar: Option<L>,
     pub square: Option<Linear<L>>,
+    #[tree(flatten)]
+    pub connections: Option<LayerConnections<L>>,
 }
 
 /// The use of per-layer embeddings in a layer (Gemma 3n, small Gemma 4 models).
@@ -47,6 +50,7 @@ pub(super) struct LayerInputs<'a, 't> {
     pub parts: PartInputs<'a, 't>,
     /// The layer's per-layer embeddings of the tokens.
     pub per_layer: Option<Tensor<'t>>,
+    pub residual: ResidualConnection,
 }
 
 /// The outputs of a layer.
@@ -74,9 +78,6 @@ impl<'t> LayerOutputs<'t> {
         all.filter(|(label, _)| wanted.contains(&label.kind)).collect()
     }
 }
-
-pub(super) const RESIDUAL: [Option<LogicalAxis>; 3] =
-    [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH), Some(logical::ACTIVATION_EMBED)];
 
 /// Names of the axes that only these parameters have.
 pub(crate) const PER_LAYER: &str = "per_layer";
@@ -113,6 +114,7 @@ pub(super) fn layer_specs(
             let output = mt_shape::axis(SQUARE_OUTPUT, embed.size);
             builder.linear(1, [(embed, logical::EMBED), (output, logical::MLP)])
         }),
+        connections: config.residual.specs(builder),
     }
 }
 
@@ -120,7 +122,8 @@ impl<'t> DecoderLayer<Tensor<'t>> {
     /// Applies the layer to the residual stream.
     ///
     /// # Shapes
-    /// `[batch, position, embed] -> [batch, position, embed]`
+    /// `[batch, position, embed] -> [batch, position, embed]`, with hyper-connections
+    /// `[batch, position, residual_stream, embed] -> [batch, position, residual_stream, embed]`
     pub(super) fn forward(
         &self,
         x: Tensor<'t>,
@@ -164,13 +167,19 @@ impl<'t> DecoderLayer<Tensor<'t>> {
             outputs.x = x;
             outputs.add(made);
         }
-        let normed = normalized(&self.pre_attention_norm, x);
+        let connections = self.connections.as_ref();
+        let residual = inputs.residual;
+        let of_mixer = residual.connect(connections.map(|both| &both.mhc_attention), x, norm);
+        let normed = normalized(&self.pre_attention_norm, of_mixer.input);
         let num_mixer_arrays = config.mixer.as_ref().map_or(0, |mixer| mixer.state(&StateDims::ONE).len());
         let (mixer_arrays, later_arrays) =
             (num_engram_arrays..num_engram_arrays + num_mixer_arrays, num_engram_arrays + num_mixer_arrays..);
         let mut mixed = None;
         if let (Some(mixer), Some(described)) = (&self.mixer, &config.mixer) {
-            let parts = inputs.parts.with_state(|arrays| &arrays[mixer_arrays]);
+            let parts = PartInputs {
+                residual: of_mixer.input,
+                ..inputs.parts.with_state(|arrays| &arrays[mixer_arrays])
+            };
             let made = x.scope(described.scope(), |_| described.forward(mixer, normed, &parts));
             let output = normalized(&self.post_attention_norm, made.output);
             outputs.others.push((LayerOutput::Mixer.label(), output));
@@ -196,15 +205,16 @@ impl<'t> DecoderLayer<Tensor<'t>> {
             outputs.x = added.fold(x, |x, part| x + part).constrain(&RESIDUAL);
         } else {
             if let Some(mixed) = mixed {
-                outputs.x = (x + mixed).constrain(&RESIDUAL);
+                outputs.x = of_mixer.join(mixed);
             }
             if let Some((part, config)) = feed_forward {
-                let x = outputs.x;
+                let connected = residual.connect(connections.map(|both| &both.mhc_mlp), outputs.x, norm);
+                let x = connected.input;
                 let made = hidden(part, config, normalized(&self.pre_mlp_norm, x), x);
                 let output = made.output;
                 outputs.others.push((LayerOutput::FeedForward.label(), output));
                 outputs.add(made);
-                outputs.x = (x + dropout.apply("mlp", output)).constrain(&RESIDUAL);
+                outputs.x = connected.join(dropout.apply("mlp", output));
             }
         }
         if let (Some(layer), Some(vectors)) = (&self.per_layer, inputs.per_layer) {

@@ -11,6 +11,7 @@ mod parameters;
 pub mod part;
 mod parts;
 mod prediction;
+mod residual;
 mod segments;
 mod stack;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use mt_nn::{
     RotaryOptions, RotaryScaling, Weight,
     attention::Segments,
     axes::{EMBED, LAYERS, POSITION, TABLE_POSITION, VOCAB},
+    hyper_connections::StreamHead,
     sinusoidal_positions,
 };
 use mt_shape::{DType, LogicalAxis, Path, Tree, axis, logical};
@@ -32,6 +34,7 @@ pub use config::{DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerN
 pub use layer::{DecoderLayer, PerLayerInput};
 pub use parameters::{Parameter, Place};
 pub use parts::*;
+pub use residual::{HyperConnectionConfig, LayerConnections, ResidualConnection, StreamEnd};
 pub use segments::{LayerRun, SegmentConfig, SegmentForm, StoredRun};
 pub use stack::{Layers, Segment};
 
@@ -40,9 +43,9 @@ pub use prediction::PredictionModule;
 pub(crate) use layer::PER_LAYER;
 pub(crate) use parameters::role;
 
-use layer::RESIDUAL;
 use part::StateDims;
 use prediction::{module_specs, predict};
+use residual::RESIDUAL;
 use stack::{StackInputs, StackState, stack_specs, state_specs};
 
 use crate::{
@@ -60,6 +63,8 @@ pub struct DecoderParameters<L> {
     pub positions: Option<PositionTable<L>>,
     pub per_layer: Option<PerLayerEmbedding<L>>,
     pub layers: Layers<L>,
+    /// The sum of residual streams, if its weights are learned.
+    pub hc_head: Option<StreamHead<L>>,
     pub final_norm: Option<Norm<L>>,
     /// Absent if the head is tied to the embedding.
     pub head: Option<Linear<L>>,
@@ -156,6 +161,7 @@ fn specs(config: &DecoderConfig) -> DecoderParameters<ParamSpec> {
         positions,
         per_layer,
         layers: stack_specs(&builder, config),
+        hc_head: config.residual.head_specs(&builder),
         final_norm: config.final_norm.map(|kind| builder.residual_norm(kind)),
         head,
         predictions: module_specs(&builder, config),
@@ -305,6 +311,7 @@ impl ForwardPass for Decoder {
             wanted,
             layers_in: forward.layers_in,
         };
+        let x = config.residual.begin(x);
         let mut taps = if forward.taps { vec![("embedding".to_owned(), x)] } else { Vec::new() };
         let outputs = x.scope("decoder", |x| model.layers.forward(x, config, &inputs));
         if forward.taps {
@@ -314,7 +321,7 @@ impl ForwardPass for Decoder {
             Some(norm) => norm.forward(x, EMBED, config.norm),
             None => x,
         };
-        let hidden = normalized(outputs.x);
+        let hidden = normalized(config.residual.end(model.hc_head.as_ref(), outputs.x, config.norm));
         if forward.taps {
             taps.push(("final_norm".to_owned(), hidden));
         }
@@ -447,7 +454,9 @@ impl Description for Decoder {
             weights_per_token: self.num_parameters() + of_heads - looked_up - self.idle_weights(),
             // The head has as many weights as the table, tied or not.
             head_weights: table,
-            others_per_token: parts().map(|part| part.token_operations()).sum(),
+            others_per_token: parts().map(|part| part.token_operations()).sum::<usize>()
+                + self.config.applied_layers().count()
+                    * self.config.residual.token_operations(self.config.embed.size),
             attention: parts().flat_map(|part| part.pair_operations()).collect(),
         }
     }

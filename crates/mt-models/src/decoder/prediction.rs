@@ -8,8 +8,9 @@ use mt_trace::Tensor;
 
 use super::{
     DecoderConfig, DecoderLayer, LayerConfig, NormKind,
-    layer::{RESIDUAL, layer_specs},
+    layer::layer_specs,
     part::SpecBuilder,
+    residual::RESIDUAL,
     stack::{Sliced, StackInputs, recomputed},
 };
 use crate::OfLayers;

@@ -360,7 +360,8 @@ fn wire<'b, 't: 'b>(
         wanted: &inputs.wanted,
         dropout: given.key.map_or(Dropout::Off, |key| Dropout::On { rate, key: Key::new(key), order }),
     };
-    layer.forward(x, config.norm, kind, LayerInputs { parts, per_layer: given.per_layer })
+    let residual = config.residual;
+    layer.forward(x, config.norm, kind, LayerInputs { parts, per_layer: given.per_layer, residual })
 }
 
 impl<'t> StackInputs<'t> {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     ModelError,
-    decoder::{DecoderConfig, ExpertsConfig, IndexerConfig, LatentAttentionConfig, LayerConfig},
+    decoder::{DecoderConfig, ExpertsConfig, IndexerConfig, LatentAttentionConfig, LayerConfig, StreamEnd},
     hugging_face::{
         Described, Field, HuggingFaceConfig, Settings,
         fields::{self, COMMON, Kind, Otherwise},
@@ -76,6 +76,7 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     }
     describe::dense_then_experts(group, &mut config, &experts);
     engram::add_memories(group, &mut config)?;
+    config.residual = describe::residual(group, StreamEnd::Sum);
     Ok(config)
 }
 

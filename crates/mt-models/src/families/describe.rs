@@ -14,6 +14,7 @@ use mt_nn::{
         ExpertComputation, ExpertGroups, ExpertOptions, GatedUnit, GroupScore, RouterBias, RouterOptions,
         Scores,
     },
+    hyper_connections::StreamMixing,
 };
 use mt_shape::axis;
 use mt_trace::{Memory, Precision, SavePolicy};
@@ -22,8 +23,8 @@ use crate::{
     ModelError,
     decoder::{
         AttentionConfig, DecoderConfig, EmbeddingConfig, ExpertPlacement, ExpertsConfig, HeadConfig,
-        LayerConfig, LayerNorms, LayerRun, MlpConfig, NormKind, Positions, QueryKeyNorm, SharedExperts,
-        StoredRun, Values,
+        HyperConnectionConfig, LayerConfig, LayerNorms, LayerRun, MlpConfig, NormKind, Positions,
+        QueryKeyNorm, ResidualConnection, SharedExperts, StoredRun, StreamEnd, Values,
     },
 };
 
@@ -43,6 +44,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let mut config = DecoderConfig {
         num_predictions: group.mtp_num_layers,
         own_prediction_norms: group.mtp_own_norm,
+        residual: ResidualConnection::Added,
         embed,
         vocab: axis(axes::VOCAB, group.vocab_size),
         layers: vec![layer; group.num_decoder_layers()],
@@ -136,6 +138,24 @@ pub(super) fn dense_then_experts(group: &ModelGroup, config: &mut DecoderConfig,
     };
 }
 
+/// The residual streams of a model with hyper-connections. Their norm has a scale unless the weights of the last sum are
+/// learned.
+pub(super) fn residual(group: &ModelGroup, end: StreamEnd) -> ResidualConnection {
+    let keys = &group.hyper_connections;
+    if keys.mhc_expansion_rate < 2 {
+        return ResidualConnection::Added;
+    }
+    ResidualConnection::Hyper(HyperConnectionConfig {
+        streams: keys.mhc_expansion_rate,
+        mixing: match keys.enable_mhc_lite {
+            true => StreamMixing::Permutations,
+            false => StreamMixing::Sinkhorn { iterations: keys.sinkhorn_iterations },
+        },
+        scaled_norm: end == StreamEnd::Sum,
+        end,
+    })
+}
+
 /// The activations that the backward pass keeps of a layer; `None` if it recomputes nothing.
 fn remat(group: &RematGroup) -> Option<SavePolicy> {
     let kept = group.kept()?;
@@ -195,6 +215,7 @@ pub(super) fn experts(group: &ModelGroup, scores: Scores) -> Result<ExpertsConfi
         is_random: keys.use_random_routing,
         router_bias: false,
         per_expert_scale: false,
+        by_token: None,
         shared: None,
         balance_loss_weight: keys.load_balance_loss_weight,
         z_loss_weight: keys.router_z_loss_weight,
@@ -209,6 +230,7 @@ pub(super) fn shared_experts(group: &ModelGroup) -> Result<Option<SharedExperts>
         width: axis(axes::MLP, count * group.moe_mlp_dim()),
         activations,
         in_f32: group.activations_in_float32,
+        limit: None,
         gated: false,
         stored_fused: group.layers.fused_mlp,
     }))
@@ -256,7 +278,7 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
                 AttentionType::Chunk => {
                     MaskSpec { chunk: Some(layers.chunk_attn_window_size), ..MaskSpec::CAUSAL }
                 }
-                AttentionType::LocalSliding => local_mask(group),
+                AttentionType::LocalSliding | AttentionType::Compressed => local_mask(group),
                 AttentionType::Global | AttentionType::Latent | AttentionType::BlockDiffusion => {
                     global_mask(group)
                 }

@@ -3,6 +3,7 @@
 //! A family is a file with a [`Family`] and a line in [`FAMILIES`].
 
 mod deepseek;
+mod deepseek4;
 mod describe;
 mod engram;
 mod envy;
@@ -115,6 +116,7 @@ pub static FAMILIES: &[&Family] = &[
     &qwen3_5::QWEN3_5,
     &mixtral::MIXTRAL,
     &deepseek::DEEPSEEK,
+    &deepseek4::DEEPSEEK4,
     &envy::ENVY,
     &olmo::OLMO3,
     &gpt::GPT3,
@@ -250,6 +252,7 @@ impl Family {
             let renames = [
                 ("final_norm", "decoder.decoder_norm"),
                 ("head", "decoder.logits_dense"),
+                ("hc_head", "decoder.hc_head"),
                 ("positions.table", "decoder.position_embedder.embedding"),
                 ("per_layer", "decoder.per_layer"),
             ];

@@ -15,6 +15,8 @@ pub struct TensorName {
     pub name: &'static str,
     /// The number of further axes that also lead in the tensor, such as that of experts.
     pub stacked: usize,
+    /// Whether the matrices along these axes are concatenated by rows, instead of having axes of their own.
+    pub merges_rows: bool,
     /// The layout of a block, which has the remaining axes, in the tensor.
     pub layout: Layout,
     /// The position of the block, if the tensor also holds blocks of other parameters.
@@ -96,7 +98,16 @@ pub enum FusedOrder {
 
 impl TensorName {
     pub(crate) const fn new(role: &'static str, name: &'static str, layout: Layout) -> Self {
-        Self { role, name, stacked: 0, layout, fused: None, portion: None, copied_in: None }
+        Self {
+            role,
+            name,
+            stacked: 0,
+            merges_rows: false,
+            layout,
+            fused: None,
+            portion: None,
+            copied_in: None,
+        }
     }
 
     /// A copy of a parameter of the model in each module that predicts further tokens, in models of which `is_in` holds.
@@ -150,6 +161,11 @@ pub(super) const fn of_experts(role: &'static str, name: &'static str, rows: usi
 /// One tensor of transposed matrices for all experts of a layer.
 pub(super) const fn of_transposed_experts(role: &'static str, name: &'static str) -> TensorName {
     TensorName { stacked: 1, ..matrix(role, name) }
+}
+
+/// Transposed matrices of groups, whose rows follow each other in one matrix.
+pub(super) const fn of_groups(role: &'static str, name: &'static str) -> TensorName {
+    TensorName { merges_rows: true, ..of_transposed_experts(role, name) }
 }
 
 /// One of several concatenated blocks of a tensor that is not transposed.

@@ -149,6 +149,7 @@ fn experts(group: &ModelGroup) -> Result<Option<ExpertsConfig>, ModelError> {
         width: axis(axes::MLP, count * group.moe_mlp_dim()),
         activations,
         in_f32: group.activations_in_float32,
+        limit: None,
         gated: true,
         stored_fused: group.layers.fused_mlp,
     });

@@ -150,7 +150,7 @@ impl HuggingFaceConfig {
         &self.path
     }
 
-    pub(super) fn wrong(&self, key: &str, value: &Value, expected: &str) -> ModelError {
+    pub(crate) fn wrong(&self, key: &str, value: &Value, expected: &str) -> ModelError {
         ModelError::WrongValue {
             path: self.path.clone(),
             key: self.full_key(key),
@@ -190,7 +190,7 @@ impl HuggingFaceConfig {
     ///
     /// # Errors
     /// The value is no object.
-    pub(super) fn object(&self, key: &str) -> Result<Option<Map<String, Value>>, ModelError> {
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Map<String, Value>>, ModelError> {
         self.get(key, "an object", |value| value.as_object().cloned())
     }
 

@@ -252,6 +252,15 @@ pub(crate) fn read_leading(
     let rope = config.rope("full_attention")?;
     settings.set("rope_max_timescale", rope.theta.unwrap_or(10_000.0));
     settings.set("partial_rotary_factor", rope.partial.unwrap_or(share));
+    read_scaling(config, &rope, settings)
+}
+
+/// Reads the scaling of a rotary embedding.
+pub(crate) fn read_scaling(
+    config: &HuggingFaceConfig,
+    rope: &Rope,
+    settings: &mut Settings,
+) -> Result<(), ModelError> {
     let name = rope.kind.as_deref().unwrap_or("default");
     let scaling = SCALINGS.iter().find(|scaling| scaling.name == name);
     let scaling = scaling.ok_or_else(|| config.unsupported("rope_parameters", "this rotary scaling"))?;

@@ -192,6 +192,7 @@ struct Named {
     blocks: Range<usize>,
     /// The sizes of the leading axes that the tensor also has.
     stacked: Vec<usize>,
+    merges_rows: bool,
     matrix: Matrix,
     layout: Layout,
     fused: Option<Fused>,
@@ -273,6 +274,7 @@ fn named_blocks(
             leading: dims.len() - block.len(),
             blocks: place * in_tensor..(place + 1) * in_tensor,
             stacked: stacked.to_vec(),
+            merges_rows: name.merges_rows,
             matrix,
             layout: name.layout,
             fused: name.fused,
@@ -322,8 +324,11 @@ fn tensor_of(name: String, mut named: Vec<Named>) -> FileTensor {
         Layout::Same(_) | Layout::Transposed(_) => vec![num_rows, num_columns],
         Layout::Depthwise => vec![num_rows, 1, num_columns],
     };
-    let dims = [first.stacked.clone(), own].concat();
     let blocks = first.stacked.iter().product();
+    let dims = match first.merges_rows {
+        true => vec![blocks * num_rows, num_columns],
+        false => [first.stacked.clone(), own].concat(),
+    };
     let parts = named.into_iter().zip(rows).zip(columns).map(|((part, rows), columns)| TensorPart {
         parameter: part.parameter,
         leading: part.leading,

@@ -39,7 +39,7 @@ impl Weights {
     /// Files cannot be read, or tensors are missing, unused, or of another shape or type.
     pub fn open(model: &dyn Model, path: &Path) -> Result<Self, StateError> {
         let source = TensorSource::open(path)?;
-        let tensors = model.file_tensors()?;
+        let (tensors, specs) = (model.file_tensors()?, model.parameters());
         let mut names = HashMap::new();
         let (mut missing, mut others) = (Vec::new(), Vec::new());
         for tensor in &tensors {
@@ -54,7 +54,9 @@ impl Weights {
             if dims != tensor.dims {
                 others.push(format!("`{name}` is {dims:?}, not {:?}", tensor.dims));
             }
-            if let Some(other) = source.other_type(&name) {
+            let is_integer = |part: &TensorPart| !specs[part.parameter].1.dtype.is_float();
+            let needs_integers = tensor.parts.iter().all(is_integer);
+            if let Some(other) = source.other_type(&name).filter(|_| !needs_integers) {
                 others.push(format!("`{name}` is {other}, not a type of weights"));
             }
             names.insert(tensor.name.clone(), name);
@@ -159,7 +161,7 @@ impl Weights {
                 arrays.push(array(spec, &TensorType::new(spec.dtype, spec.dims()), &mut part)?);
                 continue;
             }
-            let (dims, dtype) = (spec.dims(), dtype.unwrap_or(spec.dtype));
+            let (dims, dtype) = (spec.dims(), dtype.filter(|_| spec.dtype.is_float()).unwrap_or(spec.dtype));
             let mut part = |ranges: &[Range<usize>]| self.part(&of_parameters[index], &dims, dtype, ranges);
             arrays.push(array(spec, &TensorType::new(dtype, dims.clone()), &mut part)?);
         }
@@ -413,7 +415,7 @@ fn embedding_table<'a>(model: &dyn Model, tensors: &'a [FileTensor]) -> Option<&
     tensors.iter().find(is_table).map(|tensor| tensor.name.as_str())
 }
 
-/// Writes parameters as Hugging Face files, in the type `dtype`.
+/// Writes parameters as Hugging Face files, in the type `dtype`. Integers are written as such.
 ///
 /// # Errors
 /// The family has no such format, a copy fails, or the files cannot be written.
@@ -424,10 +426,11 @@ pub fn write_weights(
     directory: &Path,
     options: WeightsOptions,
 ) -> Result<WrittenWeights, StateError> {
-    let tensors = model.file_tensors()?;
+    let (tensors, specs) = (model.file_tensors()?, model.parameters());
+    let type_of = |parameter: usize| if specs[parameter].1.dtype.is_float() { dtype } else { DType::I64 };
     let announced = tensors.iter().map(|tensor| TensorSpec {
         name: tensor.name.clone(),
-        dtype,
+        dtype: type_of(tensor.parts[0].parameter),
         dims: tensor.dims.clone(),
     });
     let mut writer = WeightsWriter::create(directory, announced.collect(), options)?;
@@ -440,7 +443,6 @@ pub fn write_weights(
     // One parameter is on the host at a time; parts of tensors that several parameters form wait until all are
     // available.
     let mut waiting: HashMap<&str, Vec<(usize, HostArray)>> = HashMap::new();
-    let specs = model.parameters();
     for (index, parts) in of_parameters.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty()) {
         let whole = match &specs[index].1.encoded {
             Some(EncodedArray { weight, .. }) => {
@@ -449,6 +451,7 @@ pub fn write_weights(
             }
             None => arrays[index].to_host()?,
         };
+        let dtype = type_of(index);
         let whole = converted(whole, dtype);
         for (tensor, position) in parts {
             let there = waiting.entry(&tensor.name).or_default();

@@ -306,6 +306,10 @@ pub(crate) fn converted(array: HostArray, dtype: DType) -> HostArray {
             let values: Vec<i32> = numbers.iter().map(|number| *number as i32).collect();
             HostArray::from_slice(dtype, dims, &values)
         }
+        DType::I64 => {
+            let values: Vec<i64> = numbers.iter().map(|number| *number as i64).collect();
+            HostArray::from_slice(dtype, dims, &values)
+        }
         _ => unreachable!("no state is kept in `{dtype}`"),
     };
     made.expect("one value for each element")

@@ -220,6 +220,8 @@ families! {
     deepseek32_groups: BOTH,
     deepseek32_one_layer: UNROLLED,
     deepseek2_greedy: UNROLLED,
+    deepseek4_two_cycles: BOTH,
+    deepseek4_yarn: UNROLLED,
     mixtral_window_one_expert: UNROLLED,
     qwen3_moe_three_of_seven: UNROLLED,
     qwen3_moe_every_second: BOTH,

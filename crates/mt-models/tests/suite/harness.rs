@@ -56,9 +56,13 @@ pub fn decoder(arguments: &[&str]) -> Decoder {
 pub fn from_hugging_face(model: &Decoder, tensor: &dyn Fn(&str) -> HostArray) -> Vec<HostArray> {
     let specs = model.parameters();
     let mut made: Vec<HostArray> =
-        specs.iter().map(|(_, spec)| HostArray::zeros(DType::F32, &spec.dims())).collect();
+        specs.iter().map(|(_, spec)| HostArray::zeros(spec.dtype, &spec.dims())).collect();
     for file in file_tensors(model).unwrap() {
-        let array = tensor(&file.name);
+        let mut array = tensor(&file.name);
+        if !array.dtype().is_float() {
+            let values: Vec<i32> = array.to_f64().iter().map(|value| *value as i32).collect();
+            array = HostArray::from_slice(DType::I32, array.dims(), &values).unwrap();
+        }
         assert_eq!(array.dims(), file.dims, "{}", file.name);
         for part in &file.parts {
             let blocks = part_blocks(&file, &array, part);
@@ -101,12 +105,21 @@ pub fn parameters(model: &dyn Model) -> Vec<HostArray> {
             .flat_map(|layer| numbers(seed + 1000 * layer as u64, size))
             .map(|noise| match spec.initializer {
                 Initializer::Ones => 1.0 + 0.3 * noise,
-                Initializer::Zeros | Initializer::Loaded | Initializer::LogOfUniform { .. } => 0.3 * noise,
+                Initializer::Constant { value } => value * (1.0 + 0.3 * noise),
+                Initializer::Zeros
+                | Initializer::Loaded
+                | Initializer::Counted { .. }
+                | Initializer::LogOfUniform { .. } => 0.3 * noise,
                 Initializer::Normal { deviation } | Initializer::TruncatedNormal { deviation } => {
                     noise * deviation
                 }
             })
             .collect();
+        if let Initializer::Counted { modulus } = spec.initializer {
+            let counted: Vec<i32> =
+                (0..spec.num_elements() as i32).map(|place| place % modulus as i32).collect();
+            return HostArray::from_slice(DType::I32, &dims, &counted).unwrap();
+        }
         f32_array(&dims, &values)
     };
     model.parameters().iter().map(|(path, spec)| value(path, spec)).collect()
@@ -173,6 +186,31 @@ impl Batch {
 
 #[derive(Tree)]
 pub struct Parameters<L>(pub Vec<L>);
+
+/// The parameters that are no integers.
+pub fn numbers_of<'t>(parameters: &[Tensor<'t>]) -> Parameters<Tensor<'t>> {
+    Parameters(parameters.iter().filter(|tensor| tensor.dtype().is_float()).copied().collect())
+}
+
+/// All parameters, with these in place of those that are no integers.
+pub fn with_numbers<'b, 't: 'b>(
+    parameters: &[Tensor<'t>],
+    numbers: Parameters<Tensor<'b>>,
+) -> Vec<Tensor<'b>> {
+    let mut numbers = numbers.0.into_iter();
+    let one = |tensor: &Tensor<'t>| if tensor.dtype().is_float() { numbers.next().unwrap() } else { *tensor };
+    parameters.iter().map(one).collect()
+}
+
+/// The gradients of all parameters. Those of integers are zero.
+pub fn with_zeros<'t>(parameters: &[Tensor<'t>], gradients: Parameters<Tensor<'t>>) -> Vec<Tensor<'t>> {
+    let mut gradients = gradients.0.into_iter();
+    let one = |tensor: &Tensor<'t>| match tensor.dtype().is_float() {
+        true => gradients.next().unwrap(),
+        false => tensor.region().full(DType::F32, &tensor.axes(), 0.0),
+    };
+    parameters.iter().map(one).collect()
+}
 
 pub fn options(name: &str, placement: Arc<Placement>) -> ProgramOptions {
     ProgramOptions { placement, ..ProgramOptions::new(name, Target::CPU) }
@@ -258,10 +296,14 @@ pub fn gradient_program_with(
         let (tokens, [targets, targets_segmentation]) = declare_batch(inputs, rows, length);
         let region = inputs.region();
         let dropout = Some(region.key(9));
-        let (loss, [logits], gradients) = region.value_and_grad(&Parameters(parameters), |_, parameters| {
-            let (logits, _) = model.logits(&parameters.0, tokens, Forward { dropout, ..Forward::default() });
-            (cross_entropy(logits, targets, targets_segmentation), [logits])
-        });
+        let (loss, [logits], gradients) =
+            region.value_and_grad(&numbers_of(&parameters), |_, differentiated| {
+                let parameters = with_numbers(&parameters, differentiated);
+                let forward = Forward { dropout, ..Forward::default() };
+                let (logits, _) = model.logits(&parameters, tokens, forward);
+                (cross_entropy(logits, targets, targets_segmentation), [logits])
+            });
+        let gradients = Parameters(with_zeros(&parameters, gradients));
         let mut outputs =
             vec![inputs.replicated("loss", loss), inputs.replicated("logits", logits.cast(DType::F32))];
         outputs.extend(gradients.0.iter().map(|gradient| inputs.replicated("gradient", *gradient)));

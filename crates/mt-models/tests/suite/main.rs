@@ -1,6 +1,7 @@
 //! Models traced and run on the CPU plugin: compared with reference values, in all ways to compute and place them, and
 //! converted to and from checkpoints.
 
+mod compressed;
 mod consolidated;
 mod context;
 mod counts;
@@ -15,6 +16,7 @@ mod families;
 mod formats;
 mod harness;
 mod hybrid;
+mod hyper_connections;
 mod indexer;
 mod kernels;
 mod layer_options;

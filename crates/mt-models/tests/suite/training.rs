@@ -194,6 +194,9 @@ const TRAINED: &[&str] = &[
     "deepseek32_groups",
 ];
 
+/// Models whose exact gradients are known, but no steps: Adam amplifies the noise of gradients that vanish.
+const DIFFERENTIATED: &[&str] = &["deepseek4_two_cycles"];
+
 /// The model's parameters from the golden's tensors.
 fn in_layout(model: &mt_models::decoder::Decoder, golden: &Golden) -> Vec<HostArray> {
     from_hugging_face(model, &|name| golden.array(name))
@@ -201,7 +204,7 @@ fn in_layout(model: &mt_models::decoder::Decoder, golden: &Golden) -> Vec<HostAr
 
 #[test]
 fn gradients_match() {
-    for name in TRAINED {
+    for name in TRAINED.iter().chain(DIFFERENTIATED) {
         let directory = Directory::open(name);
         let (golden, batch) = (directory.values("gradients"), batch(&directory));
         let loss = golden.array("loss").to_f64()[0];
@@ -213,6 +216,11 @@ fn gradients_match() {
             let expected = in_layout(&model, &golden);
             let trained = model.parameters().into_iter().zip(&results.gradients).zip(&expected);
             for (((path, _), actual), expected) in trained.filter(|(((_, spec), _), _)| spec.is_trainable) {
+                if expected.to_f64().iter().all(|value| value.abs() < 1e-7) {
+                    let is_zero = actual.to_f64().iter().all(|value| value.abs() < 1e-6);
+                    assert!(is_zero, "{name} {way:?}: gradient of `{path}`");
+                    continue;
+                }
                 let error = relative_error(&actual.to_f64(), &expected.to_f64());
                 assert!(error <= 1e-4, "{name} {way:?}: gradient of `{path}` differs by {error:e}");
             }

@@ -59,7 +59,7 @@ pub(super) fn weigh<'t>(
 
 /// The softmax over the keys and one sink logit, whose weight is dropped.
 #[track_caller]
-fn softmax_with_sinks<'t>(scores: Tensor<'t>, sinks: Tensor<'t>) -> Tensor<'t> {
+pub(super) fn softmax_with_sinks<'t>(scores: Tensor<'t>, sinks: Tensor<'t>) -> Tensor<'t> {
     let largest = scores.max(&[KV_POSITION]);
     let sinks = sinks.broadcast(&largest.axes());
     let largest = largest.maximum(sinks).stop_gradient();

@@ -3,6 +3,7 @@
 mod blockwise;
 mod cache;
 mod chosen_chunks;
+mod compressed;
 mod dense;
 mod indexer;
 mod latent;
@@ -26,6 +27,11 @@ use crate::{
 pub use blockwise::{block_size, blockwise};
 pub use cache::{CachedKeysValues, KeysValues};
 pub use chosen_chunks::ChosenChunks;
+pub use compressed::{
+    BLOCK_SLOT, BlockIndexer, BlockIndexerOptions, BlockOptions, COMPRESSED_QUERY, Compressed,
+    CompressedAttention, CompressedInputs, CompressedOptions, CompressedState, Compressor, GROUP_FEATURES,
+    INDEX_QUERY, KEPT_TOKENS, OUTPUT_GROUP, OUTPUT_LATENT, OUTPUT_LATENTS, POOLED_WIDTH, Pooling,
+};
 pub use dense::dense;
 pub use indexer::{CUTOFF, Indexer, IndexerLoss, IndexerOptions, queries_at_once};
 pub use latent::{

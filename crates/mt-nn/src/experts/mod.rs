@@ -16,7 +16,7 @@ pub use router::{
 
 use crate::{
     Activation, Weight,
-    axes::{BATCH, CHOICE, EMBED, EXPERT, MLP, POSITION, SLOT, TOKEN},
+    axes::{BATCH, CHOICE, EMBED, EXPERT, MLP, POSITION, SLOT, TOKEN, VOCAB},
     gated, in_f32_if,
 };
 use router::one_hot;
@@ -26,6 +26,9 @@ use sorted::sorted;
 #[derive(Clone, Debug, Tree)]
 pub struct Experts<L> {
     pub gate: Router<L>,
+    /// `i32[vocab, choice]`: the experts of each token of the vocabulary, if they do not depend on activations (Roller et
+    /// al., 2021: hash layers).
+    pub tid2eid: Option<L>,
     /// `[expert]`: factors of the weights of chosen experts.
     pub per_expert_scale: Option<L>,
     /// `[expert, embed, mlp]`
@@ -63,6 +66,9 @@ pub struct ExpertOptions {
 pub enum GatedUnit {
     /// The product of both after their activation functions.
     Product([Activation; 2]),
+    /// As [`Self::Product`], with the first projection at most the limit, and the second one at most the limit in
+    /// magnitude.
+    Clamped { activations: [Activation; 2], limit: f64 },
     /// `(u + 1) · g · σ(1.702 g)`, with `g` at most the limit, and `u` at most the limit in magnitude (gpt-oss).
     ClampedSwish { limit: f64 },
 }
@@ -112,6 +118,9 @@ impl GatedUnit {
     pub fn apply<'t>(self, gate: Tensor<'t>, up: Tensor<'t>) -> Tensor<'t> {
         match self {
             Self::Product(activations) => gated(activations, gate, up),
+            Self::Clamped { activations, limit } => {
+                gated(activations, gate.minimum(limit), up.clamp(-limit, limit))
+            }
             Self::ClampedSwish { limit } => {
                 let (gate, up) = (gate.minimum(limit), up.clamp(-limit, limit));
                 (up + 1.0) * gate * (gate * 1.702).sigmoid()
@@ -127,23 +136,25 @@ impl<'t> Experts<Tensor<'t>> {
     /// `[batch, position, embed] -> [batch, position, embed]`
     #[track_caller]
     pub fn forward(&self, x: Tensor<'t>, options: &ExpertOptions) -> (Tensor<'t>, Routing<'t>) {
-        self.forward_routed_by(x, x, None, options)
+        self.forward_routed_by(x, x, None, None, options)
     }
 
-    /// As [`Self::forward`], with another input for the router, which chooses experts at random if it is given numbers
-    /// for that.
+    /// As [`Self::forward`], with another input for the router, and with the tokens, which a table of experts needs. The
+    /// router chooses experts at random if it is given numbers for that.
     ///
     /// # Shapes
-    /// `[batch, position, embed], [batch, position, embed] -> [batch, position, embed]`
+    /// `[batch, position, embed], [batch, position, embed], i32[batch, position] -> [batch, position, embed]`
     #[track_caller]
     pub fn forward_routed_by(
         &self,
         x: Tensor<'t>,
         router_input: Tensor<'t>,
+        tokens: Option<Tensor<'t>>,
         random: Option<RandomChoice<'t>>,
         options: &ExpertOptions,
     ) -> (Tensor<'t>, Routing<'t>) {
-        let mut routing = self.gate.forward(router_input, random, &options.router);
+        let given = self.tid2eid.zip(tokens).map(|(table, tokens)| table.take(VOCAB, tokens));
+        let mut routing = self.gate.forward(router_input, given, random, &options.router);
         if let Some(scale) = self.per_expert_scale {
             let choice = one_hot(routing.chosen, options.router.experts);
             routing.weights = routing.weights * choice.contract(scale.cast(DType::F32), &[EXPERT]);

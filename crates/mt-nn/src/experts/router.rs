@@ -132,22 +132,22 @@ impl<'t> RandomChoice<'t> {
 }
 
 impl<'t> Router<Tensor<'t>> {
-    /// Chooses the experts of each token, at random if numbers for that are given. The weights of chosen experts follow
-    /// from their scores in both cases.
+    /// Chooses the experts of each token, unless they are given: at random if numbers for that are given, otherwise by
+    /// their scores, from which the weights of chosen experts follow in all cases.
     ///
     /// # Shapes
-    /// `[batch, position, embed]`
+    /// `[batch, position, embed], i32[batch, position, choice]`
     #[track_caller]
     pub fn forward(
         &self,
         x: Tensor<'t>,
+        given: Option<Tensor<'t>>,
         random: Option<RandomChoice<'t>>,
         options: &RouterOptions,
     ) -> Routing<'t> {
         let input = if options.in_f32 { x.cast(DType::F32) } else { x };
-        let bias = |use_of_bias| self.bias.filter(|_| options.bias == use_of_bias);
         let mut logits = self.kernel.dot(input, &[EMBED]).cast(DType::F32).constrain(&LOGITS);
-        if let Some(bias) = bias(RouterBias::OfLogits) {
+        if let Some(bias) = self.bias.filter(|_| options.bias == RouterBias::OfLogits) {
             logits = logits + bias.cast(DType::F32);
         }
         let scores = match options.scores {
@@ -157,23 +157,11 @@ impl<'t> Router<Tensor<'t>> {
             // The maximum avoids the infinite derivative at 0, where softplus has underflowed.
             Scores::SqrtSoftplus => logits.softplus().maximum(f64::from(f32::MIN_POSITIVE)).sqrt(),
         };
-        // Sigmoids of large logits are all 1, though the logits differ.
-        let are_compared_alone = bias(RouterBias::OfChoice).is_none() && options.groups.is_none();
-        let preferred = match options.scores {
-            Scores::Sigmoid if are_compared_alone => logits,
-            _ => scores,
+        let by_scores = || match random {
+            Some(random) => random.preference(options.experts).top_k(options.num_chosen, CHOICE).1,
+            None => self.preferred(logits, scores, options),
         };
-        let mut preference = preferred.stop_gradient();
-        if let Some(bias) = bias(RouterBias::OfChoice) {
-            preference = preference + bias.cast(DType::F32).stop_gradient();
-        }
-        if let Some(groups) = options.groups {
-            preference = groups.limit(preference, options.experts);
-        }
-        if let Some(random) = random {
-            preference = random.preference(options.experts);
-        }
-        let (_, chosen) = preference.top_k(options.num_chosen, CHOICE);
+        let chosen = given.unwrap_or_else(by_scores);
         let choice = one_hot(chosen, options.experts);
         let mut weights = (choice * scores.broadcast(&choice.axes())).sum(&[EXPERT]);
         if options.scores == Scores::SoftmaxOfChosen {
@@ -186,6 +174,26 @@ impl<'t> Router<Tensor<'t>> {
             weights = weights * options.scale;
         }
         Routing { chosen, weights, logits }
+    }
+
+    /// The experts that a token prefers: `i32[batch, position, choice]`.
+    #[track_caller]
+    fn preferred(&self, logits: Tensor<'t>, scores: Tensor<'t>, options: &RouterOptions) -> Tensor<'t> {
+        let bias = self.bias.filter(|_| options.bias == RouterBias::OfChoice);
+        // Sigmoids of large logits are all 1, though the logits differ.
+        let are_compared_alone = bias.is_none() && options.groups.is_none();
+        let preferred = match options.scores {
+            Scores::Sigmoid if are_compared_alone => logits,
+            _ => scores,
+        };
+        let mut preference = preferred.stop_gradient();
+        if let Some(bias) = bias {
+            preference = preference + bias.cast(DType::F32).stop_gradient();
+        }
+        if let Some(groups) = options.groups {
+            preference = groups.limit(preference, options.experts);
+        }
+        preference.top_k(options.num_chosen, CHOICE).1
     }
 }
 

@@ -92,6 +92,7 @@ impl Sizes {
 fn experts<'t>(t: &[Tensor<'t>]) -> Experts<Tensor<'t>> {
     Experts {
         gate: Router { kernel: Weight::dense(t[1]), bias: Some(t[2]) },
+        tid2eid: None,
         per_expert_scale: None,
         wi_0: Weight::dense(t[3]),
         wi_0_bias: Some(t[4]),
@@ -226,7 +227,7 @@ fn routers_follow_their_formulas() {
     let (x, kernel, bias) = (arguments[0].1.to_f64(), arguments[1].1.to_f64(), arguments[2].1.to_f64());
     for options in cases {
         let results = run("router", &arguments, |_, t| {
-            let routing = experts(&t).gate.forward(t[0], None, &options);
+            let routing = experts(&t).gate.forward(t[0], None, None, &options);
             vec![routing.chosen, routing.weights]
         });
         let (chosen, weights) = (results[0].to_f64(), results[1].to_f64());
@@ -258,7 +259,7 @@ fn even_routing_has_a_balance_loss_of_its_number_of_choices() {
     arguments[2].1 = HostArray::zeros(DType::F32, &[6]);
     let loss = run("balance", &arguments, |region, t| {
         let is_token = region.full(DType::F32, &t[0].axes()[..2], 1.0);
-        vec![experts(&t).gate.forward(t[0], None, &sizes.router()).balance_loss(is_token)]
+        vec![experts(&t).gate.forward(t[0], None, None, &sizes.router()).balance_loss(is_token)]
     });
     assert!((loss[0].to_f64()[0] - 1.0).abs() < 1e-6, "{:?}", loss[0].to_f64());
 }
@@ -278,7 +279,7 @@ fn losses_and_loads_count_tokens_without_padding() {
         let axes = arguments[0].0[..2].to_vec();
         arguments.push((axes, HostArray::from_slice(DType::F32, &[rows, length], &mask).unwrap()));
         let results = run("loads", &arguments, |_, t| {
-            let routing = experts(&t).gate.forward(t[0], None, &sizes.router());
+            let routing = experts(&t).gate.forward(t[0], None, None, &sizes.router());
             let is_token = t[9];
             let losses = [routing.balance_loss(is_token), routing.z_loss(is_token)];
             let loads = [routing.loads(is_token), routing.dropped(is_token, CAPACITY)];

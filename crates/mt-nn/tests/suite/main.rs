@@ -11,6 +11,7 @@ mod following;
 mod gate;
 mod gated_delta;
 mod harness;
+mod hyper_connections;
 mod init;
 mod loss;
 mod norm;

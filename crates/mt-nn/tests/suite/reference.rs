@@ -18,7 +18,16 @@ pub fn check<F>(name: &str, arguments: &[(&str, &[&'static str])], code: F)
 where
     F: for<'b> Fn(&[Tensor<'b>]) -> Tensor<'b>,
 {
-    let golden = golden("modules.safetensors");
+    check_in("modules.safetensors", name, arguments, code);
+}
+
+/// As [`check`], with the values of another file.
+#[track_caller]
+pub fn check_in<F>(file: &str, name: &str, arguments: &[(&str, &[&'static str])], code: F)
+where
+    F: for<'b> Fn(&[Tensor<'b>]) -> Tensor<'b>,
+{
+    let golden = golden(file);
     let array = |part: &str| golden.array(&format!("{name}.{part}"));
     let loaded: Vec<Argument> = arguments
         .iter()

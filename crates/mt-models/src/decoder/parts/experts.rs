@@ -3,7 +3,7 @@
 use mt_derive::Tree;
 use mt_nn::{
     Activation as Function, Dropout, Initializer, Linear, Mlp, ParamSpec, Weight,
-    axes::EMBED,
+    axes::{CHOICE, EMBED},
     experts::{
         ExpertComputation, ExpertOptions, Experts, RandomChoice, Router, RouterBias, Routing, capacity,
     },
@@ -37,6 +37,8 @@ pub struct ExpertsConfig {
     pub router_bias: bool,
     /// Whether the weight of each expert has a learned factor.
     pub per_expert_scale: bool,
+    /// The vocabulary, if a table gives each token's experts.
+    pub by_token: Option<Axis>,
     pub shared: Option<SharedExperts>,
     /// The weight of the loss that grows with the imbalance of tokens over experts.
     pub balance_loss_weight: f64,
@@ -74,6 +76,8 @@ pub struct SharedExperts {
     pub activations: [Function; 2],
     /// Whether the functions are computed in `f32`.
     pub in_f32: bool,
+    /// The largest gate, and the largest magnitude of the projection beside it.
+    pub limit: Option<f64>,
     /// Whether the output is multiplied by the sigmoid of a linear map of the input to one number.
     pub gated: bool,
     /// Whether MaxText's checkpoints hold the input projections as one array.
@@ -130,6 +134,12 @@ impl ExpertsConfig {
                     ..builder.array([of_gate], Initializer::Zeros)
                 }),
             },
+            tid2eid: self.by_token.map(|vocab| {
+                let choices = (axis(CHOICE, self.num_chosen()), logical::EXPERTS_OF_ROUTER);
+                let initializer = Initializer::Counted { modulus: self.experts().size };
+                let table = builder.array([(vocab, logical::VOCAB), choices], initializer);
+                ParamSpec { is_trainable: false, ..table.with_dtype(DType::I32) }
+            }),
             per_expert_scale: self.per_expert_scale.then(|| builder.array([of_gate], Initializer::Ones)),
             wi_0: matrix(embed, width),
             wi_0_bias: bias(self.width, logical::MLP_MOE),
@@ -206,10 +216,10 @@ impl ExpertsConfig {
         router_input: Tensor<'t>,
         inputs: &PartInputs<'_, 't>,
     ) -> PartOutputs<'t> {
-        let random = RandomChoice { tokens: inputs.tokens, positions: inputs.positions };
-        let random = self.is_random.then_some(random);
+        let numbers = RandomChoice { tokens: inputs.tokens, positions: inputs.positions };
+        let random = self.is_random.then_some(numbers);
         let (mut output, routing) =
-            parameters.routed.forward_routed_by(x, router_input, random, &self.routed);
+            parameters.routed.forward_routed_by(x, router_input, Some(inputs.tokens), random, &self.routed);
         if let (Some(mlp), Some(shared)) = (&parameters.shared, &self.shared) {
             let always = shared_output(mlp, shared, parameters.shared_gate.as_ref(), x, inputs.dropout);
             output = output + always;
@@ -227,7 +237,8 @@ impl ExpertsConfig {
         inputs: &PartInputs<'_, 't>,
     ) -> Vec<(OutputLabel, Tensor<'t>)> {
         let mut losses = Vec::new();
-        if self.balance_loss_weight != 0.0 {
+        // A table does not learn to balance experts.
+        if self.balance_loss_weight != 0.0 && self.by_token.is_none() {
             let loss = routing.balance_loss(inputs.is_token()) * self.balance_loss_weight;
             losses.push((LayerOutput::AuxiliaryLoss.named(BALANCE_LOSS), loss));
         }
@@ -260,7 +271,9 @@ fn shared_output<'t>(
     x: Tensor<'t>,
     dropout: Dropout<'t>,
 ) -> Tensor<'t> {
-    let output = x.scope("shared_experts", |x| mlp.forward(x, &shared.activations, shared.in_f32, dropout));
+    let output = x.scope("shared_experts", |x| {
+        mlp.forward_clamped(x, &shared.activations, shared.limit, shared.in_f32, dropout)
+    });
     match gate {
         Some(gate) => output * gate.forward(x, &[EMBED]).squeeze(ONE).sigmoid(),
         None => output,
@@ -325,6 +338,8 @@ impl PartDescription for ExpertsConfig {
             let biases = if self.bias { 2 * self.width.size + embed } else { 0 };
             3 * embed * self.width.size + biases
         };
-        (self.experts().size - self.num_chosen()) * of_expert(self.embed)
+        // A table is looked up.
+        let table = self.by_token.map_or(0, |vocab| vocab.size * self.num_chosen());
+        (self.experts().size - self.num_chosen()) * of_expert(self.embed) + table
     }
 }

@@ -3,6 +3,7 @@
 
 mod attention;
 mod attention_then_experts;
+mod compressed_attention;
 mod engram;
 mod experts;
 mod gated_delta;
@@ -17,13 +18,14 @@ use std::{any::Any, ops::Deref};
 use mt_derive::Tree;
 use mt_nn::{
     Mlp, ParamSpec,
-    attention::{Attention, LatentAttention},
+    attention::{Attention, CompressedAttention, LatentAttention},
     gated_delta::GatedDelta,
 };
 use mt_trace::Tensor;
 
 pub use attention::{AttentionConfig, QueryKeyNorm, Values};
 pub use attention_then_experts::{AttentionThenExperts, AttentionThenExpertsConfig};
+pub use compressed_attention::CompressedAttentionConfig;
 pub use engram::{EngramConfig, TokenNumbers};
 pub use experts::{ExpertPlacement, ExpertsConfig, Mixture, SharedExperts};
 pub use gated_delta::GatedDeltaConfig;
@@ -149,6 +151,8 @@ parts! {
     Attention: AttentionConfig => Attention,
     #[tree(rename = "latent_attention")]
     Latent: LatentAttentionConfig => LatentAttention,
+    #[tree(rename = "compressed_attention")]
+    Compressed: CompressedAttentionConfig => CompressedAttention,
     GatedDelta: GatedDeltaConfig => GatedDelta,
     #[tree(rename = "attention_then_experts")]
     WithExperts: AttentionThenExpertsConfig => AttentionThenExperts,

@@ -23,6 +23,7 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     DeepseekV32Config,
+    DeepseekV4Config,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
@@ -44,6 +45,7 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3NextConfig,
 )
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
 HERE = pathlib.Path(__file__).parent
@@ -415,6 +417,27 @@ def deepseek():
     )
 
 
+def deepseek4():
+    window, sparse, heavy = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
+    # The layers of the published model: three with experts by token number, then cycles of two.
+    yield "deepseek4_two_cycles", DeepseekV4Config(
+        **sizes(80, 20, 14, 7), **heads(6, 1, 12), qk_rope_head_dim=4, q_lora_rank=10, o_groups=3, o_lora_rank=6,
+        layer_types=[window, window, sparse, heavy, sparse, heavy, sparse],
+        compress_rates={sparse: 4, heavy: 6}, num_hash_layers=3, hc_mult=4, hc_sinkhorn_iters=20, sliding_window=5,
+        n_routed_experts=6, num_experts_per_tok=2, swiglu_limit=1.5, index_n_heads=9,
+        index_head_dim=8, index_topk=2, rope_theta=10000.0, compress_rope_theta=300.0,
+    )
+    # As many groups as heads, streams that are no power of two, and a longer context.
+    yield "deepseek4_yarn", DeepseekV4Config(
+        **sizes(91, 15, 9, 3), **heads(3, 1, 10), qk_rope_head_dim=6, q_lora_rank=7, o_groups=3, o_lora_rank=5,
+        layer_types=[heavy, sparse, window], compress_rates={sparse: 4, heavy: 5}, num_hash_layers=1, hc_mult=3,
+        hc_sinkhorn_iters=3, sliding_window=4, n_routed_experts=5, num_experts_per_tok=3,
+        routed_scaling_factor=0.75, swiglu_limit=2.0, index_n_heads=7, index_head_dim=6, index_topk=3,
+        rope_theta=100.0, compress_rope_theta=500.0, rms_norm_eps=1e-5,
+        rope_parameters=rope(100.0, "yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=4.0),
+    )
+
+
 def llama4():
     scaling = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=48)
     # One cycle of four and a remainder; layers of all four kinds, and a third and fourth interval of positions.
@@ -510,8 +533,11 @@ def qwen3_5():
     )
 
 
-FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_moe, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss, deepseek, llama4, qwen3_next, qwen3_5]
+FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_moe, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss, deepseek, deepseek4, llama4, qwen3_next, qwen3_5]
 WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four", "deepseek3_groups", "deepseek32_groups", "llama4_every_second", "qwen3_next_cycle"}
+# Gradients alone, computed in f64: mixing equal streams changes nothing, and Adam would amplify the noise of such
+# parameters' gradients.
+WITH_EXACT_GRADIENTS = {"deepseek4_two_cycles"}
 # Keys that older releases did not write.
 ABSENT = {"layer_types", "per_layer_config", "_sliding_window_pattern"}
 # Added to the seeds of models whose logits would be far from exact in f32: a head's output is normalized, however small.
@@ -536,7 +562,11 @@ def randomize(model):
     centred = {"gemma", "gemma2", "gemma3_text", "gemma3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
     for key, value in model.state_dict(keep_vars=True).items():
         noise = torch.randn(value.shape)
-        if key.endswith("layer_scalar") or key.endswith("router.scale") or key.endswith("per_expert_scale"):
+        if key.endswith("tid2eid"):
+            new = torch.rand(value.shape[0], model.config.n_routed_experts).argsort()[:, : value.shape[1]]
+        elif key.endswith("_hc.scale") or key.endswith("hc_scale"):
+            new = 0.8 + 0.3 * noise
+        elif key.endswith("layer_scalar") or key.endswith("router.scale") or key.endswith("per_expert_scale"):
             new = 0.6 + 0.8 * torch.rand(value.shape)
         elif "norm" in key or "ln_" in key:
             offset_norms = model.config.model_type in centred and "linear_attn" not in key
@@ -596,7 +626,7 @@ def gradients_of(model, tokens):
     model.zero_grad()
     loss = loss_of(model, tokens)
     loss.backward()
-    # The choices of an indexer have no gradient.
+    # Choices of the best keys or blocks have no gradient.
     gradient = lambda value: torch.zeros_like(value) if value.grad is None else value.grad.clone()
     return loss.detach(), {key: gradient(parameter) for key, parameter in model.named_parameters()}
 
@@ -612,6 +642,10 @@ EXPERTS = {
 
 def published(model, tensors):
     """The tensors as in the files, which have some for each expert."""
+    if model.config.model_type == "deepseek_v4":
+        others = {key: tensors[key] for key in tensors.keys() - dict(model.named_parameters()).keys()}
+        tensors = {key: value for key, value in tensors.items() if key not in others}
+        return revert_weight_conversion(model, tensors | dict(model.named_buffers(remove_duplicate=False))) | others
     if model.config.model_type not in EXPERTS:
         return tensors
     block, [gate, up, down] = EXPERTS[model.config.model_type]
@@ -713,6 +747,27 @@ def choose_clearly(model, tokens):
     return all(gap.min() > 1e-5 for gap in gaps)
 
 
+def closest_choice(model, tokens):
+    """The least difference between the scores of the worst chosen block and of the best other one. Blocks that no head of
+    an indexer likes have equal scores, of which transformers chooses any."""
+    differences, handles = [float("inf")], []
+    for module in model.modules():
+        if not hasattr(module, "index_topk"):
+            continue
+        def record(_, inputs, scores, indexer=module):
+            whole = (torch.arange(scores.shape[1]) + 1) // indexer.compress_rate
+            for query, count in enumerate(whole.tolist()):
+                best = scores[:, query, :count].sort(descending=True).values
+                if count > indexer.index_topk:
+                    differences.append((best[:, indexer.index_topk - 1] - best[:, indexer.index_topk]).min().item())
+        handles.append(module.scorer.register_forward_hook(record))
+    with torch.no_grad():
+        model(tokens, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return min(differences)
+
+
 def relative(left, right):
     if not right.any():
         return left.abs().max().item()
@@ -729,6 +784,7 @@ def write_case(name, config, legacy=None):
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)
     model, tokens = make(name, config)
+    assert closest_choice(model, tokens) > 1e-3, f"{name}: {closest_choice(model, tokens)}"
     model.save_pretrained(folder)
     if model.config.model_type == "qwen3_5_moe_text":
         fuse_experts(model, folder / "model.safetensors")
@@ -771,6 +827,15 @@ def write_case(name, config, legacy=None):
         drift = max(relative(after[key] - value, exact[key].float() - value) for key, value in before.items())
         assert worst < 1e-5 and drift < 3e-4, f"{name}: gradients {worst}, steps {drift}"
         print(f"  gradients {worst:.1e}, steps {drift:.1e}, norms {after['gradient_norms'].tolist()}")
+
+    if name in WITH_EXACT_GRADIENTS:
+        model = make(name, config)[0].double()
+        loss, gradients = gradients_of(model, tokens)
+        own = {key: value.float() if value.is_floating_point() else value for key, value in published(model, gradients).items()}
+        write(folder / "gradients.safetensors", own | {"loss": loss.float()})
+        _, single = gradients_of(make(name, config)[0], tokens)
+        worst = {key: relative(single[key], value) for key, value in gradients.items() if value.abs().max() > 1e-7}
+        assert max(worst.values()) < 5e-5, f"{name}: gradients {worst}"
 
     for suffix, kind in COPIES.get(name, {}).items():
         copy = HERE / f"{name}_{suffix}"

@@ -1,0 +1,163 @@
+//! Models with compressed attention, and layers that choose experts by token.
+
+use mt_config::{Config, ModelGroup, Request};
+use mt_models::{Description, Model, build_decoder};
+use mt_nn::SequenceOrder;
+use mt_shape::{DType, HostArray};
+
+use crate::{
+    context, decode, equivalence,
+    harness::{Batch, largest_error, logits, model, parameters},
+};
+
+/// A window, large blocks, and overlapping blocks with an indexer that chooses two.
+const SMALL: &[&str] = &[
+    "decoder_block=deepseek4",
+    "attention_type=compressed",
+    "base_emb_dim=16",
+    "base_num_query_heads=4",
+    "base_num_kv_heads=1",
+    "head_dim=12",
+    "base_mlp_dim=8",
+    "base_num_decoder_layers=6",
+    "compress_ratios=[0,4,5,4,5,4]",
+    "num_experts=4",
+    "num_experts_per_tok=2",
+    "shared_experts=1",
+    "first_num_hash_layers=1",
+    "mlp_activations_limit=0.5",
+    "mhc_expansion_rate=3",
+    "sinkhorn_iterations=2",
+    "q_lora_rank=8",
+    "qk_rope_head_dim=4",
+    "o_groups=2",
+    "o_lora_rank=8",
+    "indexer_n_heads=2",
+    "indexer_head_dim=8",
+    "indexer_topk=2",
+    "sliding_window_size=3",
+    "load_balance_loss_weight=0",
+];
+
+fn tiny(others: &[&'static str]) -> Box<dyn Model> {
+    model(&[SMALL, others].concat())
+}
+
+#[test]
+fn scanning_and_recomputing_change_nothing() {
+    let ways: &[&[&str]] = &[
+        &["scan_layers=true", "remat_policy=full"],
+        &["scan_layers=false", "remat_policy=minimal"],
+        &["scan_layers=false", "remat_policy=none"],
+    ];
+    equivalence::check(SMALL, ways, &Batch::packed(&[&[21], &[9, 11]], 21, 256), 1e-5);
+}
+
+/// The blocks of a document begin with it, wherever it begins in its row.
+#[test]
+fn packed_documents_equal_separate_ones() {
+    let (sizes, length) = ([3, 11, 1, 10, 13], 40);
+    for scan in ["scan_layers=true", "scan_layers=false"] {
+        let model = tiny(&[scan]);
+        let parameters = parameters(&*model);
+        let packed = Batch::packed(&[&sizes], length, 256);
+        let whole = logits(&*model, &parameters, &packed).to_f64();
+        let mut start = 0;
+        for size in sizes {
+            let mut alone = Batch::whole(1, size, 256);
+            let tokens = &packed.arrays[0].as_slice::<i32>().unwrap()[start..start + size];
+            alone.arrays[0] = HostArray::from_slice(DType::I32, &[1, size], tokens).unwrap();
+            let own = logits(&*model, &parameters, &alone).to_f64();
+            let error = largest_error(&own, &whole[start * 256..(start + size) * 256]);
+            assert!(error < 1e-5, "{scan}: document at {start} differs by {error:e}");
+            start += size;
+        }
+    }
+}
+
+#[test]
+fn decoding_equals_the_whole() {
+    for (scan, length) in [("scan_layers=true", 26), ("scan_layers=false", 19)] {
+        let model = tiny(&[scan]);
+        let parameters = parameters(&*model);
+        let batch = Batch::whole(2, length, 256);
+        let whole = logits(&*model, &parameters, &batch);
+        decode::check_pieces(scan, &*model, &parameters, &batch.arrays[0], &whole);
+    }
+}
+
+#[test]
+fn eight_devices_equal_one() {
+    let rows: [&[usize]; 8] = [&[9, 15], &[24], &[5, 7], &[24], &[24], &[1, 23], &[20], &[24]];
+    let batch = Batch::packed(&rows, 24, 256);
+    let meshes: &[(&[&str], SequenceOrder)] = &[
+        (&["ici_fsdp_parallelism=8"], SequenceOrder::AsRead),
+        (
+            &["ici_fsdp_parallelism=2", "ici_tensor_parallelism=2", "ici_expert_parallelism=2"],
+            SequenceOrder::AsRead,
+        ),
+        (&["ici_context_parallelism=4", "ici_fsdp_parallelism=2"], SequenceOrder::Paired { parts: 4 }),
+    ];
+    for scan in ["scan_layers=true", "scan_layers=false"] {
+        context::check_with(&[SMALL, &[scan, "remat_policy=full"]].concat(), meshes, &batch);
+    }
+}
+
+/// The first layers are not scanned. The others repeat after two.
+#[test]
+fn layers_after_the_first_ones_are_scanned_in_pairs() {
+    let arguments = ["model_name=deepseek4-284b", "scan_layers=true"].map(str::to_owned).to_vec();
+    let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
+    let model = build_decoder(&ModelGroup::from_config(&config).unwrap()).unwrap();
+    let segments: Vec<_> = model.config().segments().iter().map(|segment| segment.layers()).collect();
+    assert_eq!(segments, [0..3, 3..43]);
+    let billions = |count: usize| format!("{:.0}", count as f64 / 1e9);
+    assert_eq!(billions(model.num_parameters()), "284");
+    assert_eq!(billions(model.num_active_parameters()), "13");
+}
+
+/// The names and shapes of MaxText's checkpoints.
+#[test]
+fn checkpoints_have_the_names_of_maxtext() {
+    let check = |model: &dyn Model, names: &[(&str, &[usize])]| {
+        let stored: Vec<(String, Vec<usize>)> = model
+            .storage()
+            .into_iter()
+            .zip(model.parameters())
+            .map(|(stored, (_, spec))| (stored.key.join("-"), stored.stored_dims(&spec.dims())))
+            .collect();
+        for (name, dims) in names {
+            let found = stored.iter().find(|(key, _)| key == &format!("decoder-{name}"));
+            assert_eq!(found.map(|(_, dims)| dims.as_slice()), Some(*dims), "{name} of {stored:?}");
+        }
+    };
+    check(
+        &*tiny(&["scan_layers=false"]),
+        &[
+            ("hc_head-hc_fn", &[48, 3]),
+            ("layers_0-pre_self_attention_layer_norm-scale", &[16]),
+            ("layers_0-self_attention-wq_b-kernel", &[8, 4, 12]),
+            ("layers_0-self_attention-wkv-kernel", &[16, 1, 12]),
+            ("layers_0-self_attention-o_a_proj-kernel", &[2, 24, 8]),
+            ("layers_0-self_attention-o_b_proj-kernel", &[16, 16]),
+            ("layers_0-self_attention-sinks", &[4]),
+            ("layers_0-mlp-MoeBlock_0-tid2eid", &[256, 2]),
+            ("layers_0-mlp-MoeBlock_0-gate-kernel", &[16, 4]),
+            ("layers_0-mlp-shared_experts-wi_0-kernel", &[16, 8]),
+            ("layers_1-self_attention-csa_compressor-kv_proj-kernel", &[16, 24]),
+            ("layers_1-self_attention-csa_compressor-position_bias", &[4, 24]),
+            ("layers_1-self_attention-csa_compressor-indexer-q_proj-kernel", &[8, 16]),
+            ("layers_1-self_attention-csa_compressor-indexer-kv_norm-scale", &[8]),
+            ("layers_2-self_attention-hca_compressor-gate_proj-kernel", &[16, 12]),
+            ("layers_2-mhc_attention-res_alpha", &[48, 9]),
+        ],
+    );
+    check(
+        &*tiny(&["scan_layers=true"]),
+        &[
+            ("layers_0-self_attention-wq_a-kernel", &[16, 8]),
+            ("scanned_blocks-layers_0-self_attention-csa_compressor-kv_norm-scale", &[12, 2]),
+            ("scanned_blocks-layers_1-self_attention-hca_compressor-kv_norm-scale", &[12, 2]),
+        ],
+    );
+}
