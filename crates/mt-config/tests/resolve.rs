@@ -239,10 +239,7 @@ fn scaled_models_grow_in_all_dimensions() {
 #[test]
 fn features_that_are_not_built_are_refused_by_name() {
     for (argument, parts) in [
-        (
-            "decoder_block=qwen3_custom_moe",
-            &["`decoder_block` is `qwen3_custom_moe`", "command line", "`decoder_block=llama2`"][..],
-        ),
+        ("attention=paged", &["`attention` is `paged`", "command line", "`attention=autoselected`"][..]),
         ("dataset_type=grain", &["`grain`", "`dataset_type=synthetic`"]),
         ("profiler=nsys", &["profiles by Nsight Systems", "nsys profile maxtext train"]),
         ("ici_pipeline_parallelism=2", &["pipeline parallelism"]),

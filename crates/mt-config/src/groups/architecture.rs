@@ -229,6 +229,12 @@ impl HyperConnectionGroup {
                 "hyper-connections in this model family",
             ));
         }
+        if config.entry("mtp_num_layers").value != 0 {
+            problems.push(not_built(
+                config.entry("mtp_num_layers"),
+                "multi-token prediction with hyper-connections",
+            ));
+        }
         if self.enable_mhc_lite && self.mhc_expansion_rate > MOST_PERMUTED {
             problems.push(Problem::inconsistent(
                 format!(
