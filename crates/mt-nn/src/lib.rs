@@ -31,8 +31,8 @@ pub use loss::{
     TiledHead, TokenLoss, cross_entropy, divisor, narrow_token_loss, token_log_probabilities, token_loss,
     token_weights,
 };
-pub use mlp::{Activation, HIDDEN, Mlp, gated};
 pub(crate) use mlp::in_f32_if;
+pub use mlp::{Activation, HIDDEN, Mlp, gated};
 pub use norm::{LayerNorm, Norm, NormOptions, RmsNorm, rms_normalize};
 pub use order::SequenceOrder;
 pub use param::{Initializer, LayerIndex, LayerPlace, ParamSpec, constrain_to_specs, initialize};

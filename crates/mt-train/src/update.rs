@@ -6,8 +6,8 @@ use mt_config::{LearningRateSchedule, OptimizerGroup, OptimizerSpace, OptimizerT
 use mt_models::{Affine, Model, OfLayers, StateArray};
 use mt_nn::LayerPlace;
 use mt_optim::{
-    Adafactor, Adam, AdamForm, History, Muon, NewtonSchulz, Optimizer, Parameter, Schedule, ScheduleShape, SpikeGuard,
-    StepForm, StepInputs, Updated, Values, clipping_factor, gradient_norm, norm,
+    Adafactor, Adam, AdamForm, History, Muon, NewtonSchulz, Optimizer, Parameter, Schedule, ScheduleShape,
+    SpikeGuard, StepForm, StepInputs, Updated, Values, clipping_factor, gradient_norm, norm,
 };
 use mt_shape::DType;
 use mt_trace::Tensor;

@@ -17,6 +17,7 @@ group! {
         v_head_dim: usize,
         mscale: f64,
         rope_interleave: bool,
+        mla_naive_kvcache: bool,
     }
 }
 
@@ -136,7 +137,11 @@ impl AttentionGroup {
         }
         if config.entry("attention").value == AttentionKind::Flash.name() {
             problems.push(Problem::inconsistent(
-                format!("{}, but {}, which cannot choose chunks", config.stated("moba"), config.stated("attention")),
+                format!(
+                    "{}, but {}, which cannot choose chunks",
+                    config.stated("moba"),
+                    config.stated("attention")
+                ),
                 "use `attention=dot_product`, or leave `attention` out",
             ));
         }
@@ -171,7 +176,11 @@ impl AttentionGroup {
         for (key, usual) in [("first_num_dense_layers", 0), ("interleave_moe_layer_step", 1)] {
             if config.entry(key).value != usual {
                 problems.push(Problem::inconsistent(
-                    format!("{}, but all layers of {} have experts", config.stated(key), config.stated("decoder_block")),
+                    format!(
+                        "{}, but all layers of {} have experts",
+                        config.stated(key),
+                        config.stated("decoder_block")
+                    ),
                     format!("leave out `{key}`"),
                 ));
             }
@@ -192,7 +201,8 @@ impl AttentionGroup {
         }
         let family = config.entry("decoder_block");
         if self.attention_type == AttentionType::Full {
-            let of_family = LOCAL_FAMILIES.iter().chain(["gpt_oss", "llama4", "qwen3_next", "qwen3_5"].iter());
+            let of_family =
+                LOCAL_FAMILIES.iter().chain(["gpt_oss", "llama4", "qwen3_next", "qwen3_5"].iter());
             let decided_by = match of_family.into_iter().any(|block| family.value == *block) {
                 true => Some("decoder_block"),
                 false => (!self.attention_pattern.is_empty()).then_some("attention_pattern"),

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use mt_shape::Topology;
 
 use super::{
-    AheadGroup, AttentionType, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType, DebugGroup,
-    DecodeGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, PlacementGroup, RunGroup,
-    TokenizerGroup, TokenizerType,
+    AheadGroup, AttentionType, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType,
+    DebugGroup, DecodeGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, PlacementGroup,
+    RunGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},

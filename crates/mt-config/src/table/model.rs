@@ -7,16 +7,8 @@ use crate::{
 };
 
 /// Families that normalize queries and keys, whatever `use_qk_norm` is.
-const NORMALIZED_FAMILIES: &[&str] = &[
-    "gemma3",
-    "gemma4",
-    "gemma4_small",
-    "olmo3",
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_next",
-    "qwen3_5",
-];
+const NORMALIZED_FAMILIES: &[&str] =
+    &["gemma3", "gemma4", "gemma4_small", "olmo3", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5"];
 
 const DTYPES: &[&str] = &["bfloat16", "float32", "float16"];
 

@@ -97,10 +97,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
              set by hand. Where devices of a mesh split experts or tokens under `sparse_matmul`, the \
              projections are always recomputed.",
         ),
-        location(
-            "moe_mlpwi_1",
-            "As `moe_mlpwi_0`, for the input projections of experts and `mlpwi_1`.",
-        ),
+        location("moe_mlpwi_1", "As `moe_mlpwi_0`, for the input projections of experts and `mlpwi_1`."),
         location(
             "moe_mlpwo",
             "Recompute the summed outputs of experts in the backward pass, or keep them on the device or the host \

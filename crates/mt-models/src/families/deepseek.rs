@@ -80,6 +80,7 @@ fn attention(group: &ModelGroup) -> LatentAttentionConfig {
         heads: group.num_query_heads(),
         query_latent: Some(keys.q_lora_rank).filter(|width| *width > 0),
         sizes,
+        caches_expanded: keys.mla_naive_kvcache,
         rotary: describe::rotary(
             group,
             sizes.rotated,

@@ -10,7 +10,8 @@ pub(super) static QWEN3_CUSTOM_MOE: Family = Family {
     blocks: &[DecoderBlock::Qwen3CustomMoe],
     describe: |group| {
         let mut config = describe::decoder(group)?;
-        let width = usize::try_from(group.layers.attention_output_dim).expect("the configuration checks the width");
+        let width =
+            usize::try_from(group.layers.attention_output_dim).expect("the configuration checks the width");
         let experts = ExpertsConfig { embed: width, ..describe::experts(group, Scores::Softmax)? };
         let (embed, norm) = (config.embed, config.norm);
         for layer in &mut config.layers {

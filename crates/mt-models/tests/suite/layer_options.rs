@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mt_models::{Description, Forward, ForwardPass, LayerOutput, Storage, decoder::Decoder};
+use mt_models::{Description, Forward, ForwardPass, LayerOutput, StateSpec, Storage, decoder::Decoder};
 use mt_shape::{HostArray, Placement};
 use mt_trace::program;
 
@@ -22,7 +22,8 @@ fn check(name: &str, arguments: &[&str]) {
     let golden = golden(&format!("{name}.safetensors"));
     let tokens = golden.array("tokens");
     let [rows, length] = *tokens.dims() else { panic!("tokens have two dimensions") };
-    let block = if name.ends_with("experts") { "decoder_block=qwen3_custom_moe" } else { "decoder_block=qwen2" };
+    let block =
+        if name.ends_with("experts") { "decoder_block=qwen3_custom_moe" } else { "decoder_block=qwen2" };
     let common = [block, "normalization_layer_epsilon=1e-5"];
     let ways = [
         &["scan_layers=true", "attention=dot_product"][..],
@@ -57,8 +58,7 @@ fn check(name: &str, arguments: &[&str]) {
             check_pieces(&format!("{name} {way:?}"), &model, &parameters, &tokens, &expected);
         }
         if way[0] == "scan_layers=false" {
-            let mut stored: Vec<String> =
-                model.storage().iter().map(|stored| stored.key.join("/")).collect();
+            let mut stored: Vec<String> = model.storage().iter().map(|stored| stored.key.join("/")).collect();
             stored.sort();
             let is_parameter = |name: &String| name.contains('/');
             let mut given: Vec<String> = golden.names().into_iter().filter(is_parameter).collect();
@@ -159,7 +159,12 @@ fn norms_without_scales_equal_those_with_neutral_ones() {
         &["decoder_block=qwen3"],
         &["decoder_block=olmo3", "sliding_window_size=6"],
         &["decoder_block=gemma3", "sliding_window_size=6", "normalize_embedding_logits=true"],
-        &["decoder_block=qwen3_next", "base_num_decoder_layers=4", "gdn_num_key_heads=2", "gdn_num_value_heads=2"],
+        &[
+            "decoder_block=qwen3_next",
+            "base_num_decoder_layers=4",
+            "gdn_num_key_heads=2",
+            "gdn_num_value_heads=2",
+        ],
     ];
     let batch = Batch::packed(&[&[9, 4], &[13]], 13, 256);
     for family in families {
@@ -178,8 +183,12 @@ fn norms_without_scales_equal_those_with_neutral_ones() {
             is_scale.push(is_of_heads);
         }
         assert!(is_scale.contains(&true), "{family:?}");
-        let others: Vec<HostArray> =
-            neutral.iter().zip(&is_scale).filter(|(_, is_scale)| !**is_scale).map(|(array, _)| array.clone()).collect();
+        let others: Vec<HostArray> = neutral
+            .iter()
+            .zip(&is_scale)
+            .filter(|(_, is_scale)| !**is_scale)
+            .map(|(array, _)| array.clone())
+            .collect();
         assert_eq!(others.len(), without.parameters().len(), "{family:?}");
         let expected = gradients(&with, &neutral, &batch);
         let made = gradients(&without, &others, &batch);
@@ -212,7 +221,8 @@ fn activation_functions_in_f32_change_only_their_type() {
         let narrow = program(&["dtype=bfloat16"]);
         let wide = program(&["dtype=bfloat16", "activations_in_float32=true"]);
         let functions = |text: &str| {
-            let is_function = |line: &&str| line.contains("stablehlo.logistic") || line.contains("stablehlo.tanh");
+            let is_function =
+                |line: &&str| line.contains("stablehlo.logistic") || line.contains("stablehlo.tanh");
             let all: Vec<bool> = text.lines().filter(is_function).map(|line| line.contains("bf16")).collect();
             (all.iter().filter(|is_narrow| **is_narrow).count(), all.len())
         };
@@ -243,7 +253,8 @@ fn fused_projections_are_stored_as_maxtext_stores_them() {
         stored(&["scan_layers=false", "mlp_activations=gelu", "base_num_decoder_layers=1"]),
         expected(&[("decoder/layers_0/mlp/wi/kernel", &[12, 1, 24])])
     );
-    let biased = ["decoder_block=gpt3", "base_num_kv_heads=4", "scan_layers=true", "logits_via_embedding=true"];
+    let biased =
+        ["decoder_block=gpt3", "base_num_kv_heads=4", "scan_layers=true", "logits_via_embedding=true"];
     assert_eq!(
         stored(&biased),
         expected(&[
@@ -340,4 +351,38 @@ fn expert_loads(model: &Decoder, values: &[HostArray], batch: &Batch) -> Vec<f64
     let mut made = run(&program, &[values, &batch.arrays].concat());
     made.pop();
     made.iter().flat_map(HostArray::to_f64).collect()
+}
+
+#[test]
+fn caches_of_latent_attention_hold_either_form() {
+    let latent = [
+        "decoder_block=deepseek",
+        "attention_type=mla",
+        "kv_lora_rank=10",
+        "qk_nope_head_dim=6",
+        "qk_rope_head_dim=4",
+        "v_head_dim=9",
+        "base_num_query_heads=3",
+        "base_num_kv_heads=3",
+    ];
+    let batch = Batch::whole(2, 29, 256);
+    for (cache, dims) in [
+        ("mla_naive_kvcache=true", [vec![2, 40, 3, 10], vec![2, 40, 3, 9]]),
+        ("mla_naive_kvcache=false", [vec![2, 40, 10], vec![2, 40, 4]]),
+    ] {
+        for more in
+            [&["q_lora_rank=12", "scan_layers=true"][..], &["moba=true", "moba_chunk_size=4", "moba_topk=2"]]
+        {
+            let model = decoder(&[&latent, &[cache][..], more].concat());
+            let sizes = |array: &StateSpec| -> Vec<usize> {
+                let sizes: Vec<usize> = array.axes.iter().map(|axis| axis.size).collect();
+                sizes[sizes.len() - dims[0].len()..].to_vec()
+            };
+            let made: Vec<Vec<usize>> = model.state(2, 40).iter().map(sizes).collect();
+            assert!(made.contains(&dims[0]) && made.contains(&dims[1]), "{cache}: {made:?}");
+            let values = drawn(&model);
+            let whole = logits(&model, &values, &batch);
+            check_pieces(&format!("{cache} {more:?}"), &model, &values, &batch.arrays[0], &whole);
+        }
+    }
 }

@@ -203,7 +203,8 @@ fn every_family_names_its_tensors() {
     const LATENTS: [&str; 4] = ["query_wa_proj", "kv_wa_proj", "mla_q", "mla_kv"];
     let check = |arguments: &[&str], expected: &[&[&str]]| {
         let expected: Vec<&str> = expected.concat();
-        let keys = [&ATTENTION[..], &["out_proj", "mlpwi", "mlpwo", "moe_mlpwo"], &GATED, &OF_EXPERTS, &LATENTS];
+        let keys =
+            [&ATTENTION[..], &["out_proj", "mlpwi", "mlpwo", "moe_mlpwo"], &GATED, &OF_EXPERTS, &LATENTS];
         let keys = keys.concat();
         for key in keys {
             let own = format!("{key}=offload");

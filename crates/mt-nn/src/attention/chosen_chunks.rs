@@ -34,7 +34,8 @@ impl ChosenChunks {
         let (query_place, key_place) = segments.places(true);
         let numbers = region.iota(DType::I32, chunks);
         let with = |tensor: Tensor<'t>, last: Axis| [&*tensor.axes(), &[last]].concat();
-        let of_rows = |places: Tensor<'t>, like: Tensor<'t>| (places / self.size as f64).broadcast(&like.axes());
+        let of_rows =
+            |places: Tensor<'t>, like: Tensor<'t>| (places / self.size as f64).broadcast(&like.axes());
 
         let key_chunk = of_rows(key_place, segments.key);
         let pair = with(segments.key, chunks);
@@ -43,7 +44,8 @@ impl ChosenChunks {
         let none = region.full(DType::I32, &pair, 0.0);
         // Later chunks belong to the last document of a chunk, if they belong to any of its documents.
         let document = is_member.select(segments.key.broadcast(&pair), none).max(&[KV_POSITION]);
-        let is_counted = segments.key.broadcast(&pair).equals(document).logical_and(is_member).cast(DType::F32);
+        let is_counted =
+            segments.key.broadcast(&pair).equals(document).logical_and(is_member).cast(DType::F32);
         let sums = is_counted.contract(key.stop_gradient().cast(DType::F32), &[KV_POSITION]);
         let means = sums / is_counted.sum(&[KV_POSITION]).maximum(1.0);
 

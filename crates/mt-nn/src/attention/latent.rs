@@ -1,12 +1,12 @@
 //! Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads are linear maps of one latent vector.
 
 use mt_derive::Tree;
-use mt_shape::{LogicalAxis, axis, logical};
-use mt_trace::Tensor;
+use mt_shape::{LogicalAxis, Tree, axis, logical};
+use mt_trace::{DeviceGroup, Tensor};
 
 use super::{
-    ACTIVATION, AttentionInputs, AttentionOptions, CONTEXT, CONTEXT_OF_CACHE, Context, INPUT, KeysValues,
-    OUTPUT, QUERY, attend, largest_of_rows,
+    ACTIVATION, AttentionInputs, AttentionOptions, CACHED, CONTEXT, CONTEXT_OF_CACHE, CachedKeysValues,
+    Context, INPUT, KeysValues, OUTPUT, QUERY, attend, cache, largest_of_rows,
 };
 use crate::{
     Linear, RmsNorm, RotaryAngles,
@@ -66,13 +66,22 @@ pub struct CachedLatents<'t> {
     pub start: Tensor<'t>,
 }
 
+/// A cache, by what it holds of each token.
+#[derive(Clone, Copy)]
+pub enum LatentCache<'t> {
+    /// The latent vector and the rotated key that all heads share.
+    Latents(CachedLatents<'t>),
+    /// The keys and values of all heads, which take more memory and less computation.
+    Expanded(CachedKeysValues<'t>),
+}
+
 /// The results of latent attention.
 #[derive(Clone, Copy)]
 pub struct LatentlyAttended<'t> {
     /// `[batch, position, embed]`
     pub output: Tensor<'t>,
-    /// Those of this call's tokens.
-    pub latents: Latents<Tensor<'t>>,
+    /// What a cache holds of this call's tokens, in the order of its arrays. Latents without a cache.
+    pub written: [Tensor<'t>; 2],
     /// As [`super::Attended::largest_scores`].
     pub largest_scores: Option<Tensor<'t>>,
 }
@@ -85,9 +94,9 @@ const LATENTS: [Option<LogicalAxis>; 3] =
 const EXPANDED: &str = "expanded";
 
 impl<'t> LatentAttention<Tensor<'t>> {
-    /// Applies attention within whole sequences, or to a cache of latent vectors.
+    /// Applies attention within whole sequences, or to a cache.
     ///
-    /// With a cache, queries and contexts are mapped into the space of latent vectors, so keys and values are never
+    /// With a cache of latent vectors, queries and contexts are mapped into their space, so keys and values are never
     /// expanded.
     ///
     /// # Shapes
@@ -97,7 +106,7 @@ impl<'t> LatentAttention<Tensor<'t>> {
         &self,
         x: Tensor<'t>,
         angles: RotaryAngles<'t>,
-        cache: Option<CachedLatents<'t>>,
+        cache: Option<LatentCache<'t>>,
         inputs: &AttentionInputs<'t>,
         sizes: LatentSizes,
         options: &AttentionOptions,
@@ -107,13 +116,22 @@ impl<'t> LatentAttention<Tensor<'t>> {
         let query = query.constrain(&QUERY).named("query_proj");
         let latents = self.latents(x, angles, sizes, options);
         let is_cached = inputs.segments.first_query.is_some();
-        let Context { context, largest_scores } = match cache.filter(|_| is_cached) {
-            Some(cache) => self.attend_to_latents(query, cache.write(latents), inputs, sizes, options),
-            None => {
-                let heads = query.axis(QUERY_HEADS);
-                let in_groups = [axis(KV_HEADS, heads.size), axis(GROUP, 1)];
-                let keys_values = self.expanded(latents, sizes);
-                attend(query.split(QUERY_HEADS, &in_groups), keys_values, None, inputs, options)
+        let of_latents = [latents.latent, latents.rotated];
+        let in_groups = [axis(KV_HEADS, query.axis(QUERY_HEADS).size), axis(GROUP, 1)];
+        let (Context { context, largest_scores }, written) = match cache {
+            Some(LatentCache::Latents(cache)) if is_cached => {
+                (self.attend_to_latents(query, cache.write(latents), inputs, sizes, options), of_latents)
+            }
+            Some(LatentCache::Expanded(cache)) => {
+                let own = self.expanded(latents, sizes);
+                let query_parts = query.parts(&QUERY).along(QUERY_HEADS).map_or(1, DeviceGroup::size);
+                let query = query.split(QUERY_HEADS, &in_groups);
+                let made = attend_to_expanded(query, own, cache, inputs, options, query_parts == 1);
+                (made, [own.key, own.value])
+            }
+            _ => {
+                let own = self.expanded(latents, sizes);
+                (attend(query.split(QUERY_HEADS, &in_groups), own, None, inputs, options), of_latents)
             }
         };
         let context = context.constrain(if is_cached { &CONTEXT_OF_CACHE } else { &CONTEXT });
@@ -123,7 +141,7 @@ impl<'t> LatentAttention<Tensor<'t>> {
             self.out.with_split(QUERY_HEADS, &in_groups).forward(context, &[KV_HEADS, GROUP, VALUE_DIM]);
         LatentlyAttended {
             output: output.constrain(&OUTPUT).named("out_proj"),
-            latents,
+            written,
             largest_scores: largest_scores.map(|scores| largest_of_rows(scores, inputs.segments.query)),
         }
     }
@@ -237,6 +255,29 @@ impl<'t> LatentAttention<Tensor<'t>> {
         });
         Context { context: context.unsqueeze(GROUP).broadcast(&axes), largest_scores }
     }
+}
+
+/// Attention to a cache of keys and values, or to the values of this call if they fill it. `is_whole`: whether each device
+/// holds all heads.
+fn attend_to_expanded<'t>(
+    query: Tensor<'t>,
+    own: KeysValues<Tensor<'t>>,
+    cache: CachedKeysValues<'t>,
+    inputs: &AttentionInputs<'t>,
+    options: &AttentionOptions,
+    is_whole: bool,
+) -> Context<'t> {
+    let dtype = query.dtype();
+    let is_attended = inputs.segments.first_query.is_some();
+    if is_attended && is_whole && !inputs.with_scores && options.chosen_chunks.is_none() {
+        return cache::attend(query, own, cache, None, inputs.segments, options);
+    }
+    // Constraining the cache keeps it in place; otherwise the loop over layers would carry it whole.
+    let all = match is_attended {
+        true => cache.write(own.key, own.value).map_leaves(|_, all| all.constrain(&CACHED)),
+        false => own.map_leaves(|_, own| own.cast(cache.cached.key.dtype())),
+    };
+    attend(query, all.map_leaves(|_, all| all.cast(dtype)), None, inputs, options)
 }
 
 /// The width of an expanded head: the plain dimensions of its key, and its value.

@@ -26,7 +26,9 @@ pub use blockwise::{block_size, blockwise};
 pub use cache::{CachedKeysValues, KeysValues};
 pub use chosen_chunks::ChosenChunks;
 pub use dense::dense;
-pub use latent::{CACHED_LATENTS, CachedLatents, EXPANDED_HEAD, LatentAttention, LatentSizes, Latents};
+pub use latent::{
+    CACHED_LATENTS, CachedLatents, EXPANDED_HEAD, LatentAttention, LatentCache, LatentSizes, Latents,
+};
 pub use mask::{MaskSpec, Segments};
 pub use temperature::Temperature;
 

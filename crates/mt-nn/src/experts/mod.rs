@@ -10,7 +10,9 @@ use mt_shape::{DType, LogicalAxis, axis, logical};
 use mt_trace::Tensor;
 
 pub use grouped::grouped_dot;
-pub use router::{ExpertGroups, GroupScore, RandomChoice, Router, RouterBias, RouterOptions, Routing, Scores};
+pub use router::{
+    ExpertGroups, GroupScore, RandomChoice, Router, RouterBias, RouterOptions, Routing, Scores,
+};
 
 use crate::{
     Activation, Weight,

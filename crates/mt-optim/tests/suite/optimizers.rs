@@ -2,8 +2,8 @@
 
 use mt_ir::{Program, Target};
 use mt_optim::{
-    Adafactor, Adam, AdamForm, Muon, NewtonSchulz, Optimizer, Parameter, Schedule, ScheduleShape, Slot, StepForm,
-    StepInputs, Values,
+    Adafactor, Adam, AdamForm, Muon, NewtonSchulz, Optimizer, Parameter, Schedule, ScheduleShape, Slot,
+    StepForm, StepInputs, Values,
 };
 use mt_runtime::testing;
 use mt_shape::{Axis, DType, HostArray, axis};

@@ -133,7 +133,9 @@ const LATENT_ATTENTION: [&str; 9] = [
 /// A vector times columns of a kernel `[inputs, outputs]`.
 fn times(x: &[f64], kernel: &[f64]) -> Vec<f64> {
     let width = kernel.len() / x.len();
-    (0..width).map(|index| x.iter().enumerate().map(|(row, x)| x * kernel[row * width + index]).sum()).collect()
+    (0..width)
+        .map(|index| x.iter().enumerate().map(|(row, x)| x * kernel[row * width + index]).sum())
+        .collect()
 }
 
 fn normalized(x: &[f64]) -> Vec<f64> {

@@ -60,8 +60,7 @@ impl Part for AttentionThenExpertsConfig {
     fn specs(&self, builder: &SpecBuilder) -> AttentionThenExperts<ParamSpec> {
         let narrow = SpecBuilder { embed: builder.embed.with_size(self.width), ..*builder };
         let latent = (axis(LATENT, self.width), logical::MLP);
-        let attention =
-            Attention { out: self.attention.specs(&narrow).out, ..self.attention.specs(builder) };
+        let attention = Attention { out: self.attention.specs(&narrow).out, ..self.attention.specs(builder) };
         AttentionThenExperts {
             attention,
             latent_norm: narrow.rms(narrow.embed),
@@ -78,9 +77,8 @@ impl Part for AttentionThenExpertsConfig {
     ) -> PartOutputs<'t> {
         let attended = self.attention.forward(&parameters.attention, x, inputs);
         let latent = parameters.latent_norm.forward(attended.output, EMBED, self.norm);
-        let made = latent.scope(self.experts.scope(), |latent| {
-            self.experts.forward(&parameters.experts, latent, inputs)
-        });
+        let made = latent
+            .scope(self.experts.scope(), |latent| self.experts.forward(&parameters.experts, latent, inputs));
         let output = match &parameters.up {
             Some(up) => up.forward(made.output.rename(EMBED, LATENT), &[LATENT]).constrain(&[
                 Some(logical::ACTIVATION_BATCH),

@@ -3,12 +3,12 @@
 use mt_nn::{
     Linear, ParamSpec, RotaryOptions,
     attention::{
-        ACTIVATION, AttentionInputs, AttentionOptions, CACHED_LATENTS, CONTEXT, CachedLatents, EXPANDED_HEAD,
-        LatentAttention, LatentSizes, Latents, QUERY,
+        ACTIVATION, AttentionInputs, AttentionOptions, CACHED, CACHED_LATENTS, CONTEXT, CachedKeysValues,
+        CachedLatents, EXPANDED_HEAD, KeysValues, LatentAttention, LatentCache, LatentSizes, Latents, QUERY,
     },
     axes::{BATCH, HEAD_DIM, KV_HEADS, KV_POSITION, LATENT, QUERY_HEADS, QUERY_LATENT, VALUE_DIM},
 };
-use mt_shape::{DType, LogicalAxis, Tree, axis, logical};
+use mt_shape::{Axis, DType, LogicalAxis, Tree, axis, logical};
 use mt_trace::Tensor;
 
 use crate::{
@@ -22,13 +22,15 @@ use crate::{
     },
 };
 
-/// Latent attention. Its cache holds latent vectors, from which keys and values of all heads follow.
+/// Latent attention, whose keys and values of all heads follow from latent vectors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentAttentionConfig {
     pub heads: usize,
     /// The width of the latent vector of queries, if they have one.
     pub query_latent: Option<usize>,
     pub sizes: LatentSizes,
+    /// Whether the cache holds the keys and values of all heads instead of latent vectors.
+    pub caches_expanded: bool,
     /// The embedding of the rotated dimensions.
     pub rotary: RotaryOptions,
     pub options: AttentionOptions,
@@ -49,8 +51,7 @@ impl Part for LatentAttentionConfig {
         let heads = (axis(QUERY_HEADS, self.heads), logical::Q_HEADS);
         let head_dim = (axis(HEAD_DIM, self.head_dim()), logical::KV);
         let query_latent = self.query_latent.map(|width| axis(QUERY_LATENT, width));
-        let linear =
-            |axes: [(mt_shape::Axis, LogicalAxis); 3]| -> Linear<ParamSpec> { builder.linear(1, axes) };
+        let linear = |axes: [(Axis, LogicalAxis); 3]| -> Linear<ParamSpec> { builder.linear(1, axes) };
         let expanded = (axis(EXPANDED_HEAD, plain + value), logical::KV_HEAD_DIM);
         let out =
             [(axis(QUERY_HEADS, self.heads), logical::HEADS), (axis(VALUE_DIM, value), logical::KV), embed];
@@ -77,8 +78,18 @@ impl Part for LatentAttentionConfig {
         inputs: &PartInputs<'_, 't>,
     ) -> PartOutputs<'t> {
         let cache = inputs.state.as_ref().map(|state| {
-            let &[latent, rotated] = state.arrays else { unreachable!("the state has two arrays") };
-            CachedLatents { cached: Latents { latent, rotated }, start: state.start }
+            let &[first, second] = state.arrays else { unreachable!("the state has two arrays") };
+            let start = state.start;
+            match self.caches_expanded {
+                true => LatentCache::Expanded(CachedKeysValues {
+                    cached: KeysValues { key: first, value: second },
+                    start,
+                }),
+                false => LatentCache::Latents(CachedLatents {
+                    cached: Latents { latent: first, rotated: second },
+                    start,
+                }),
+            }
         });
         let given = AttentionInputs {
             angles: None,
@@ -92,13 +103,17 @@ impl Part for LatentAttentionConfig {
         let made = parameters.forward(x, angles, cache, &given, self.sizes, &self.options);
         let scores = made.largest_scores.map(|scores| (LayerOutput::LargestScores.label(), scores));
         PartOutputs {
-            state: inputs.state.map_or(Vec::new(), |_| vec![made.latents.latent, made.latents.rotated]),
+            state: inputs.state.map_or(Vec::new(), |_| made.written.to_vec()),
             others: scores.into_iter().collect(),
             ..PartOutputs::only(made.output)
         }
     }
 
-    fn score_weights(&self, numbers: &LatentAttention<usize>, _is_imported: bool) -> Option<PartScoreWeights> {
+    fn score_weights(
+        &self,
+        numbers: &LatentAttention<usize>,
+        _is_imported: bool,
+    ) -> Option<PartScoreWeights> {
         let of = |linear: &Linear<usize>| linear.leaves().into_iter().map(|(_, number)| number).collect();
         let queries = numbers.query.as_ref().or(numbers.wq_b.as_ref());
         Some(PartScoreWeights {
@@ -114,6 +129,7 @@ impl Part for LatentAttentionConfig {
         // These options do not change the mathematics.
         let mut other = other.clone();
         other.rotary = self.rotary;
+        other.caches_expanded = self.caches_expanded;
         other.options.kernel = self.options.kernel;
         other.options.float32_product = self.options.float32_product;
         other.options.float32_scores = self.options.float32_scores;
@@ -123,14 +139,23 @@ impl Part for LatentAttentionConfig {
 
 impl PartDescription for LatentAttentionConfig {
     fn state(&self, dims: &StateDims) -> Vec<StateSpec> {
-        let array = |name, axis_name, width| StateSpec {
+        let slots = [axis(BATCH, dims.batch), axis(KV_POSITION, dims.slots)];
+        let state = |name, own: &[Axis], logical_axes: &[Option<LogicalAxis>]| StateSpec {
             group: 0,
             name,
-            axes: vec![axis(BATCH, dims.batch), axis(KV_POSITION, dims.slots), axis(axis_name, width)],
-            logical_axes: CACHED_LATENTS.to_vec(),
+            axes: [&slots, own].concat(),
+            logical_axes: logical_axes.to_vec(),
             dtype: dims.dtype,
             kept: Kept::Slots { stride: 1 },
         };
+        if self.caches_expanded {
+            let heads = axis(KV_HEADS, self.heads);
+            return vec![
+                state("key", &[heads, axis(HEAD_DIM, self.head_dim())], &CACHED),
+                state("value", &[heads, axis(VALUE_DIM, self.sizes.value)], &CACHED),
+            ];
+        }
+        let array = |name, axis_name, width| state(name, &[axis(axis_name, width)], &CACHED_LATENTS);
         vec![array("latent", LATENT, self.sizes.latent), array("rotated_key", HEAD_DIM, self.sizes.rotated)]
     }
 
