@@ -21,6 +21,7 @@ group! {
         v_head_dim: usize,
         mscale: f64,
         rope_interleave: bool,
+        mla_naive_kvcache: bool,
     }
 }
 

@@ -280,9 +280,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "mla_naive_kvcache",
                 true,
-                "Cache full keys and values instead of the latent vectors.",
+                "Cache the keys and values of all heads instead of the latent vectors, which take a fraction of the memory \
+                 but more computation. With `use_indexer`, latent vectors are cached.",
             )
-            .no_effect_here("the cache holds latent vectors, from which keys and values follow")
             .only_with("attention_type", &["mla", "compressed"])
             .acts_on("decoding")
             .may_change(),

@@ -95,6 +95,8 @@ fn attention(group: &ModelGroup) -> LatentAttentionConfig {
         heads: group.num_query_heads(),
         query_latent: Some(keys.q_lora_rank).filter(|width| *width > 0),
         sizes,
+        // An indexer reads keys of its own beside latents.
+        caches_expanded: keys.mla_naive_kvcache && !group.indexer.use_indexer,
         rotary: describe::rotary(
             group,
             sizes.rotated,

@@ -73,6 +73,8 @@ const WITH_EXPERTS: &[(&str, &str, &str, bool)] = &[
     ("gpt-oss-20b", "20.9", "3.6", false),
     ("gpt-oss-120b", "116.8", "5.1", false),
     ("qwen3-235b-a22b", "235", "22", true),
+    // The counts of its name; it is not published otherwise.
+    ("qwen3-custom-30b-a3b", "30", "3", true),
     ("deepseek3-671b", "671", "37", false),
     ("gemma4-26b", "25.2", "3.8", true),
     // Without the vision tower of 0.9 billion.

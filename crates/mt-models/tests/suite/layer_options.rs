@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mt_models::{Description, Forward, ForwardPass, LayerOutput, Storage, decoder::Decoder};
+use mt_models::{Description, Forward, ForwardPass, LayerOutput, StateSpec, Storage, decoder::Decoder};
 use mt_shape::{HostArray, Placement};
 use mt_trace::program;
 
@@ -351,4 +351,38 @@ fn expert_loads(model: &Decoder, values: &[HostArray], batch: &Batch) -> Vec<f64
     let mut made = run(&program, &[values, &batch.arrays].concat());
     made.pop();
     made.iter().flat_map(HostArray::to_f64).collect()
+}
+
+#[test]
+fn caches_of_latent_attention_hold_either_form() {
+    let latent = [
+        "decoder_block=deepseek",
+        "attention_type=mla",
+        "kv_lora_rank=10",
+        "qk_nope_head_dim=6",
+        "qk_rope_head_dim=4",
+        "v_head_dim=9",
+        "base_num_query_heads=3",
+        "base_num_kv_heads=3",
+    ];
+    let batch = Batch::whole(2, 29, 256);
+    for (cache, dims) in [
+        ("mla_naive_kvcache=true", [vec![2, 40, 3, 10], vec![2, 40, 3, 9]]),
+        ("mla_naive_kvcache=false", [vec![2, 40, 10], vec![2, 40, 4]]),
+    ] {
+        for more in
+            [&["q_lora_rank=12", "scan_layers=true"][..], &["moba=true", "moba_chunk_size=4", "moba_topk=2"]]
+        {
+            let model = decoder(&[&latent, &[cache][..], more].concat());
+            let sizes = |array: &StateSpec| -> Vec<usize> {
+                let sizes: Vec<usize> = array.axes.iter().map(|axis| axis.size).collect();
+                sizes[sizes.len() - dims[0].len()..].to_vec()
+            };
+            let made: Vec<Vec<usize>> = model.state(2, 40).iter().map(sizes).collect();
+            assert!(made.contains(&dims[0]) && made.contains(&dims[1]), "{cache}: {made:?}");
+            let values = drawn(&model);
+            let whole = logits(&model, &values, &batch);
+            check_pieces(&format!("{cache} {more:?}"), &model, &values, &batch.arrays[0], &whole);
+        }
+    }
 }

@@ -1,12 +1,12 @@
 //! Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads are linear maps of one latent vector.
 
 use mt_derive::Tree;
-use mt_shape::{LogicalAxis, axis, logical};
-use mt_trace::Tensor;
+use mt_shape::{LogicalAxis, Tree, axis, logical};
+use mt_trace::{DeviceGroup, Tensor};
 
 use super::{
-    ACTIVATION, AttentionInputs, AttentionOptions, CONTEXT, CONTEXT_OF_CACHE, Context, INPUT, Indexer,
-    IndexerOptions, KeysValues, OUTPUT, QUERY, attend, dense,
+    ACTIVATION, AttentionInputs, AttentionOptions, CACHED, CONTEXT, CONTEXT_OF_CACHE, CachedKeysValues,
+    Context, INPUT, Indexer, IndexerOptions, KeysValues, OUTPUT, QUERY, attend, cache, dense,
     indexer::{AttendedChosen, Choices, IndexQueries, attend_to_chosen},
     largest_of_rows,
 };
@@ -81,13 +81,21 @@ pub struct CachedLatents<'t> {
     pub start: Tensor<'t>,
 }
 
-/// The results of latent attention.
+/// A cache, by what it holds of each token.
 #[derive(Clone, Copy)]
+pub enum LatentCache<'t> {
+    /// The latent vector and the rotated key that all heads share.
+    Latents(CachedLatents<'t>),
+    /// The keys and values of all heads, which take more memory and less computation.
+    Expanded(CachedKeysValues<'t>),
+}
+
+/// The results of latent attention.
 pub struct LatentlyAttended<'t> {
     /// `[batch, position, embed]`
     pub output: Tensor<'t>,
-    /// Those of this call's tokens.
-    pub latents: Latents<Tensor<'t>>,
+    /// What a cache holds of this call's tokens, in the order of its arrays. Latents without a cache.
+    pub written: Vec<Tensor<'t>>,
     /// As [`super::Attended::largest_scores`].
     pub largest_scores: Option<Tensor<'t>>,
     /// `f32[]`: the loss that trains the indexer, if requested.
@@ -117,9 +125,9 @@ const LATENTS: [Option<LogicalAxis>; 3] =
 const EXPANDED: &str = "expanded";
 
 impl<'t> LatentAttention<Tensor<'t>> {
-    /// Applies attention within whole sequences, or to a cache of latent vectors.
+    /// Applies attention within whole sequences, or to a cache.
     ///
-    /// With a cache, queries and contexts are mapped into the space of latent vectors, so keys and values are never
+    /// With a cache of latent vectors, queries and contexts are mapped into their space, so keys and values are never
     /// expanded.
     ///
     /// # Shapes
@@ -129,7 +137,7 @@ impl<'t> LatentAttention<Tensor<'t>> {
         &self,
         x: Tensor<'t>,
         angles: RotaryAngles<'t>,
-        cache: Option<CachedLatents<'t>>,
+        cache: Option<LatentCache<'t>>,
         inputs: &AttentionInputs<'t>,
         latent_options: &LatentOptions,
     ) -> LatentlyAttended<'t> {
@@ -145,40 +153,50 @@ impl<'t> LatentAttention<Tensor<'t>> {
             options: indexing,
         });
         let is_cached = segments.first_query.is_some();
+        let of_latents = [latents.latent, latents.rotated].into_iter().chain(latents.index_key).collect();
+        let in_groups = [axis(KV_HEADS, query.axis(QUERY_HEADS).size), axis(GROUP, 1)];
         let mut indexer_loss = None;
-        let Context { context, largest_scores } = match cache.filter(|_| is_cached) {
-            Some(cache) => {
+        let (Context { context, largest_scores }, written): (_, Vec<Tensor<'t>>) = match cache {
+            Some(LatentCache::Latents(cache)) if is_cached => {
                 let all = cache.write(latents);
                 let chosen = indexer.zip(all.index_key).map(|(indexer, index_key)| {
                     let visible = segments.mask(options.mask);
                     indexer.queries.chosen(index_key, visible, segments, &indexer.options)
                 });
-                self.attend_to_latents(query, all, chosen, inputs, latent_options)
+                (self.attend_to_latents(query, all, chosen, inputs, latent_options), of_latents)
             }
-            None => {
-                let heads = query.axis(QUERY_HEADS);
-                let query = query.split(QUERY_HEADS, &[axis(KV_HEADS, heads.size), axis(GROUP, 1)]);
+            Some(LatentCache::Expanded(cache)) => {
+                let own = self.expanded(latents, sizes);
+                let query_parts = query.parts(&QUERY).along(QUERY_HEADS).map_or(1, DeviceGroup::size);
+                let query = query.split(QUERY_HEADS, &in_groups);
+                let made = attend_to_expanded(query, own, cache, inputs, options, query_parts == 1);
+                (made, vec![own.key, own.value])
+            }
+            _ => {
+                let query = query.split(QUERY_HEADS, &in_groups);
                 let keys_values = self.expanded(latents, sizes);
                 let is_all = |indexing: &IndexerOptions| {
                     indexing.loss.is_none() && indexing.chooses_all_of(segments.key.axis(KV_POSITION).size)
                 };
-                match indexer.zip(latents.index_key).filter(|(indexer, _)| !is_all(&indexer.options)) {
-                    Some((Indexing { queries, options: indexing }, index_key)) => {
-                        let choices = Choices { index_key, keys_values };
-                        let AttendedChosen { context, loss } = attend_to_chosen(
-                            query,
-                            queries,
-                            choices,
-                            segments,
-                            &indexing,
-                            options,
-                            with_scores,
-                        );
-                        indexer_loss = loss;
-                        context
-                    }
-                    None => attend(query, keys_values, None, inputs, options),
-                }
+                let context =
+                    match indexer.zip(latents.index_key).filter(|(indexer, _)| !is_all(&indexer.options)) {
+                        Some((Indexing { queries, options: indexing }, index_key)) => {
+                            let choices = Choices { index_key, keys_values };
+                            let AttendedChosen { context, loss } = attend_to_chosen(
+                                query,
+                                queries,
+                                choices,
+                                segments,
+                                &indexing,
+                                options,
+                                with_scores,
+                            );
+                            indexer_loss = loss;
+                            context
+                        }
+                        None => attend(query, keys_values, None, inputs, options),
+                    };
+                (context, of_latents)
             }
         };
         let context = context.constrain(if is_cached { &CONTEXT_OF_CACHE } else { &CONTEXT });
@@ -188,7 +206,7 @@ impl<'t> LatentAttention<Tensor<'t>> {
             self.out.with_split(QUERY_HEADS, &in_groups).forward(context, &[KV_HEADS, GROUP, VALUE_DIM]);
         LatentlyAttended {
             output: output.constrain(&OUTPUT).named("out_proj"),
-            latents,
+            written,
             largest_scores: largest_scores.map(|scores| largest_of_rows(scores, segments.query)),
             indexer_loss,
         }
@@ -307,6 +325,29 @@ impl<'t> LatentAttention<Tensor<'t>> {
         });
         Context { context: context.unsqueeze(GROUP).broadcast(&axes), largest_scores }
     }
+}
+
+/// Attention to a cache of keys and values, or to the values of this call if they fill it. `is_whole`: whether each device
+/// holds all heads.
+fn attend_to_expanded<'t>(
+    query: Tensor<'t>,
+    own: KeysValues<Tensor<'t>>,
+    cache: CachedKeysValues<'t>,
+    inputs: &AttentionInputs<'t>,
+    options: &AttentionOptions,
+    is_whole: bool,
+) -> Context<'t> {
+    let dtype = query.dtype();
+    let is_attended = inputs.segments.first_query.is_some();
+    if is_attended && is_whole && !inputs.with_scores && options.chosen_chunks.is_none() {
+        return cache::attend(query, own, cache, None, inputs.segments, options);
+    }
+    // Constraining the cache keeps it in place; otherwise the loop over layers would carry it whole.
+    let all = match is_attended {
+        true => cache.write(own.key, own.value).map_leaves(|_, all| all.constrain(&CACHED)),
+        false => own.map_leaves(|_, own| own.cast(cache.cached.key.dtype())),
+    };
+    attend(query, all.map_leaves(|_, all| all.cast(dtype)), None, inputs, options)
 }
 
 /// The width of an expanded head: the plain dimensions of its key, and its value.

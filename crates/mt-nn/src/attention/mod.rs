@@ -35,7 +35,8 @@ pub use compressed::{
 pub use dense::dense;
 pub use indexer::{CUTOFF, Indexer, IndexerLoss, IndexerOptions, queries_at_once};
 pub use latent::{
-    CACHED_LATENTS, CachedLatents, EXPANDED_HEAD, LatentAttention, LatentOptions, LatentSizes, Latents,
+    CACHED_LATENTS, CachedLatents, EXPANDED_HEAD, LatentAttention, LatentCache, LatentOptions, LatentSizes,
+    Latents,
 };
 pub use mask::{MaskSpec, Segments};
 pub use temperature::Temperature;

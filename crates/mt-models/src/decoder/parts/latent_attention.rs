@@ -3,15 +3,15 @@
 use mt_nn::{
     Initializer, LayerNorm, Linear, ParamSpec, RotaryOptions,
     attention::{
-        ACTIVATION, AttentionInputs, AttentionOptions, CACHED_LATENTS, CONTEXT, CUTOFF, CachedLatents,
-        EXPANDED_HEAD, Indexer, IndexerLoss, IndexerOptions, LatentAttention, LatentOptions, LatentSizes,
-        Latents, QUERY, queries_at_once,
+        ACTIVATION, AttentionInputs, AttentionOptions, CACHED, CACHED_LATENTS, CONTEXT, CUTOFF,
+        CachedKeysValues, CachedLatents, EXPANDED_HEAD, Indexer, IndexerLoss, IndexerOptions, KeysValues,
+        LatentAttention, LatentCache, LatentOptions, LatentSizes, Latents, QUERY, queries_at_once,
     },
     axes::{
         BATCH, HEAD_DIM, INDEX_HEADS, KV_HEADS, KV_POSITION, LATENT, QUERY_HEADS, QUERY_LATENT, VALUE_DIM,
     },
 };
-use mt_shape::{DType, LogicalAxis, Tree, axis, logical};
+use mt_shape::{Axis, DType, LogicalAxis, Tree, axis, logical};
 use mt_trace::Tensor;
 
 use crate::{
@@ -25,13 +25,15 @@ use crate::{
     },
 };
 
-/// Latent attention. Its cache holds latent vectors, from which keys and values of all heads follow.
+/// Latent attention, whose keys and values of all heads follow from latent vectors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentAttentionConfig {
     pub heads: usize,
     /// The width of the latent vector of queries, if they have one.
     pub query_latent: Option<usize>,
     pub sizes: LatentSizes,
+    /// Whether the cache holds the keys and values of all heads instead of latent vectors.
+    pub caches_expanded: bool,
     /// The embedding of the rotated dimensions.
     pub rotary: RotaryOptions,
     pub options: AttentionOptions,
@@ -54,7 +56,7 @@ pub struct IndexerConfig {
 const INDEXER_LOSS: &str = "learning/indexer_loss";
 
 impl IndexerConfig {
-    fn specs(&self, builder: &SpecBuilder, query_latent: mt_shape::Axis) -> Indexer<ParamSpec> {
+    fn specs(&self, builder: &SpecBuilder, query_latent: Axis) -> Indexer<ParamSpec> {
         let embed = (builder.embed, logical::EMBED);
         let heads = (axis(INDEX_HEADS, self.heads), logical::Q_HEADS);
         let width = (axis(HEAD_DIM, self.width), logical::KV);
@@ -94,8 +96,7 @@ impl Part for LatentAttentionConfig {
         let heads = (axis(QUERY_HEADS, self.heads), logical::Q_HEADS);
         let head_dim = (axis(HEAD_DIM, self.head_dim()), logical::KV);
         let query_latent = self.query_latent.map(|width| axis(QUERY_LATENT, width));
-        let linear =
-            |axes: [(mt_shape::Axis, LogicalAxis); 3]| -> Linear<ParamSpec> { builder.linear(1, axes) };
+        let linear = |axes: [(Axis, LogicalAxis); 3]| -> Linear<ParamSpec> { builder.linear(1, axes) };
         let expanded = (axis(EXPANDED_HEAD, plain + value), logical::KV_HEAD_DIM);
         let out =
             [(axis(QUERY_HEADS, self.heads), logical::HEADS), (axis(VALUE_DIM, value), logical::KV), embed];
@@ -127,12 +128,24 @@ impl Part for LatentAttentionConfig {
         inputs: &PartInputs<'_, 't>,
     ) -> PartOutputs<'t> {
         let cache = inputs.state.as_ref().map(|state| {
-            let [latent, rotated, index_key @ ..] = state.arrays else {
+            let start = state.start;
+            let [first, second, index_key @ ..] = state.arrays else {
                 unreachable!("the state has at least two arrays")
             };
-            let cached =
-                Latents { latent: *latent, rotated: *rotated, index_key: index_key.first().copied() };
-            CachedLatents { cached, start: state.start }
+            match self.caches_expanded {
+                true => LatentCache::Expanded(CachedKeysValues {
+                    cached: KeysValues { key: *first, value: *second },
+                    start,
+                }),
+                false => LatentCache::Latents(CachedLatents {
+                    cached: Latents {
+                        latent: *first,
+                        rotated: *second,
+                        index_key: index_key.first().copied(),
+                    },
+                    start,
+                }),
+            }
         });
         let given = AttentionInputs {
             angles: None,
@@ -154,10 +167,8 @@ impl Part for LatentAttentionConfig {
         let loss = made.indexer_loss.zip(self.indexer).map(|(loss, indexer)| {
             (LayerOutput::AuxiliaryLoss.named(INDEXER_LOSS), loss * indexer.loss_weight)
         });
-        let Latents { latent, rotated, index_key } = made.latents;
-        let state = || [latent, rotated].into_iter().chain(index_key).collect();
         PartOutputs {
-            state: inputs.state.map_or(Vec::new(), |_| state()),
+            state: inputs.state.map_or(Vec::new(), |_| made.written),
             others: scores.into_iter().chain(loss).collect(),
             ..PartOutputs::only(made.output)
         }
@@ -183,6 +194,7 @@ impl Part for LatentAttentionConfig {
         // These options do not change the mathematics.
         let mut other = other.clone();
         other.rotary = self.rotary;
+        other.caches_expanded = self.caches_expanded;
         other.options.kernel = self.options.kernel;
         other.options.float32_product = self.options.float32_product;
         other.options.float32_scores = self.options.float32_scores;
@@ -236,14 +248,23 @@ impl LatentAttentionConfig {
 
 impl PartDescription for LatentAttentionConfig {
     fn state(&self, dims: &StateDims) -> Vec<StateSpec> {
-        let array = |name, axis_name, width| StateSpec {
+        let slots = [axis(BATCH, dims.batch), axis(KV_POSITION, dims.slots)];
+        let state = |name, own: &[Axis], logical_axes: &[Option<LogicalAxis>]| StateSpec {
             group: 0,
             name,
-            axes: vec![axis(BATCH, dims.batch), axis(KV_POSITION, dims.slots), axis(axis_name, width)],
-            logical_axes: CACHED_LATENTS.to_vec(),
+            axes: [&slots, own].concat(),
+            logical_axes: logical_axes.to_vec(),
             dtype: dims.dtype,
             kept: Kept::Slots { stride: 1 },
         };
+        if self.caches_expanded {
+            let heads = axis(KV_HEADS, self.heads);
+            return vec![
+                state("key", &[heads, axis(HEAD_DIM, self.head_dim())], &CACHED),
+                state("value", &[heads, axis(VALUE_DIM, self.sizes.value)], &CACHED),
+            ];
+        }
+        let array = |name, axis_name, width| state(name, &[axis(axis_name, width)], &CACHED_LATENTS);
         let mut arrays = vec![
             array("latent", LATENT, self.sizes.latent),
             array("rotated_key", HEAD_DIM, self.sizes.rotated),
