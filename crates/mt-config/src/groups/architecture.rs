@@ -341,7 +341,7 @@ impl AttentionGroup {
         if self.attention_type == AttentionType::Full {
             problems.push(Problem::inconsistent(
                 format!(
-                    "{} chooses earlier chunks, but {}",
+                    "{}, which chooses earlier chunks, but {}",
                     config.stated("moba"),
                     config.stated("attention_type")
                 ),
@@ -358,7 +358,7 @@ impl AttentionGroup {
         if self.attention_output_dim <= 0 || experts != Some(self.attention_output_dim) {
             problems.push(Problem::inconsistent(
                 format!(
-                    "experts read the output of attention in {}, but {} and {}",
+                    "{}, whose experts read the output of attention, but {} and {}",
                     config.stated("decoder_block"),
                     config.stated("attention_output_dim"),
                     config.stated("moe_expert_input_dim")
@@ -404,7 +404,7 @@ impl AttentionGroup {
             if let Some(key) = decided_by {
                 problems.push(Problem::inconsistent(
                     format!(
-                        "{}, but {} chooses the attention of each layer",
+                        "{}, but {}, which chooses the attention of each layer",
                         config.stated("attention_type"),
                         config.stated(key)
                     ),

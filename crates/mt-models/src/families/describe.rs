@@ -300,8 +300,11 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
     }
 }
 
-/// Makes norms of queries and keys multiply by no scale.
-pub(super) fn drop_query_key_scales(config: &mut DecoderConfig) {
+/// Makes norms of queries and keys multiply by no scale, if the configuration says so.
+pub(super) fn set_query_key_scales(group: &ModelGroup, config: &mut DecoderConfig) {
+    if group.layers.qk_norm_with_scale {
+        return;
+    }
     for attention in config.layers.iter_mut().filter_map(LayerConfig::attention_mut) {
         attention.options.normalize_projected = match attention.query_key_norm {
             QueryKeyNorm::None => None,

@@ -139,9 +139,7 @@ pub fn family_of(block: DecoderBlock) -> &'static Family {
 pub fn build_decoder(group: &ModelGroup) -> Result<Decoder, ModelError> {
     let family = family_of(group.decoder_block);
     let mut config = (family.describe)(group)?;
-    if !group.layers.qk_norm_with_scale {
-        describe::drop_query_key_scales(&mut config);
-    }
+    describe::set_query_key_scales(group, &mut config);
     config.check()?;
     if group.layers.attention_type == AttentionType::BlockDiffusion {
         let sees_blocks = |layer: &LayerConfig| {

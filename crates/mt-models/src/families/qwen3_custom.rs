@@ -10,9 +10,13 @@ pub(super) static QWEN3_CUSTOM_MOE: Family = Family {
     blocks: &[DecoderBlock::Qwen3CustomMoe],
     describe: |group| {
         let mut config = describe::decoder(group)?;
-        let width =
-            usize::try_from(group.layers.attention_output_dim).expect("the configuration checks the width");
-        let experts = ExpertsConfig { embed: width, ..describe::experts(group, Scores::Softmax)? };
+        // The configuration checks that both widths are equal.
+        let width = |given: i64| usize::try_from(given).expect("the configuration checks the widths");
+        let experts = ExpertsConfig {
+            embed: width(group.experts.moe_expert_input_dim),
+            ..describe::experts(group, Scores::Softmax)?
+        };
+        let width = width(group.layers.attention_output_dim);
         let (embed, norm) = (config.embed, config.norm);
         for layer in &mut config.layers {
             let mixer = layer.mixer.as_ref().and_then(|mixer| mixer.get::<AttentionConfig>());

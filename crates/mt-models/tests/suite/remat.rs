@@ -245,7 +245,13 @@ fn every_family_names_its_tensors() {
     let custom = ["decoder_block=qwen3_custom_moe", "attention_output_dim=24", "moe_expert_input_dim=24"];
     let read = [&ATTENTION[..], &["out_proj", "mlpwo", "moe_mlpwo"], &GATED, &OF_EXPERTS];
     check(&[&custom[..], &experts].concat(), &read);
-    let latent = ["decoder_block=deepseek", "attention_type=mla", "q_lora_rank=12", "kv_lora_rank=8"];
+    let latent = [
+        "decoder_block=deepseek",
+        "attention_type=mla",
+        "q_lora_rank=12",
+        "kv_lora_rank=8",
+        "first_num_dense_layers=2",
+    ];
     check(&latent, &[&ATTENTION, &["out_proj"], &GATED, &LATENTS]);
 }
 

@@ -94,7 +94,7 @@ pub enum LatentCache<'t> {
 pub struct LatentlyAttended<'t> {
     /// `[batch, position, embed]`
     pub output: Tensor<'t>,
-    /// What a cache holds of this call's tokens, in the order of its arrays. Latents without a cache.
+    /// The arrays that a cache keeps of this call's tokens; latents without a cache.
     pub written: Vec<Tensor<'t>>,
     /// As [`super::Attended::largest_scores`].
     pub largest_scores: Option<Tensor<'t>>,
