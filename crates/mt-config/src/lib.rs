@@ -29,14 +29,14 @@ pub use config::{Config, Difference, Entry, yaml_text};
 pub use error::{ConfigError, Problem};
 pub use groups::{
     AbsentHardware, AheadGroup, AttentionBlocks, AttentionGroup, AttentionKind, AttentionType, BatchSchedule,
-    BlocksGroup, BroughtTokenizer, CheckpointGroup, ContextGroup, DataFormat, DataGroup, DatasetType,
-    CompressedGroup, DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, ExpertsGroup, GatedDeltaGroup, Hardware, HfTextUnit, HyperConnectionGroup,
-    KeptIn, LatentGroup, LayerAttention, LearningRateSchedule, LoadConfig, LogitsGroup, MatmulPrecision,
-    MlpActivation, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, OptimizerSpace,
-    OptimizerSpaceChoice, OptimizerType, PackingType, Parallelism, PlacementGroup, PositionGroup, RematGroup,
-    RematPolicy, RopeType, RoutedScores, RunGroup, SamplingStrategy, TensorLocation, TokenizerChoice,
-    TokenizerGroup, TokenizerType, TrainConfig, WsdDecayStyle, is_published_model, run_directory_of,
-    saved_config_path, tokenizer_directory,
+    BlocksGroup, BroughtTokenizer, CheckpointGroup, CompressedGroup, ContextGroup, DataFormat, DataGroup,
+    DatasetType, DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, ExpertsGroup, GatedDeltaGroup,
+    Hardware, HfTextUnit, HyperConnectionGroup, KeptIn, LatentGroup, LayerAttention, LearningRateSchedule,
+    LoadConfig, LogitsGroup, MatmulPrecision, MlpActivation, ModelGroup, MonitorGroup, ObjectiveGroup,
+    OptimizerGroup, OptimizerSpace, OptimizerSpaceChoice, OptimizerType, PackingType, Parallelism,
+    PlacementGroup, PositionGroup, RematGroup, RematPolicy, RopeType, RoutedScores, RunGroup,
+    SamplingStrategy, TensorLocation, TokenizerChoice, TokenizerGroup, TokenizerType, TrainConfig,
+    WsdDecayStyle, is_published_model, run_directory_of, saved_config_path, tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use named::{Named, model_names, nearest_names, preset_names};

@@ -104,16 +104,16 @@ impl<'t> HyperConnection<Tensor<'t>> {
         };
         // One product reads the streams once.
         let wide_parameter = |parameter: &Tensor<'t>| parameter.cast(DType::F32);
-        let alphas = wide_parameter(&self.pre_alpha).concatenate(
-            &[&self.post_alpha, &self.res_alpha].map(wide_parameter),
-            STREAM_WEIGHTS,
-        );
+        let alphas = wide_parameter(&self.pre_alpha)
+            .concatenate(&[&self.post_alpha, &self.res_alpha].map(wide_parameter), STREAM_WEIGHTS);
         let all = projected(normalized, alphas);
         let scaled = |first: usize, size: usize, scale: Tensor<'t>| {
             all.slice(STREAM_WEIGHTS, first, first + size) * scale.cast(DType::F32).squeeze(ONE)
         };
         let of_streams = |first: usize, scale: Tensor<'t>, beta: Tensor<'t>| {
-            (scaled(first, count.size, scale) + beta.cast(DType::F32)).sigmoid().rename(STREAM_WEIGHTS, STREAMS)
+            (scaled(first, count.size, scale) + beta.cast(DType::F32))
+                .sigmoid()
+                .rename(STREAM_WEIGHTS, STREAMS)
         };
         let read = of_streams(0, self.pre_alpha_scale, self.pre_beta) + EPSILON;
         let written = of_streams(count.size, self.post_alpha_scale, self.post_beta) * 2.0;
@@ -143,7 +143,8 @@ impl<'t> StreamWeights<'t> {
     #[track_caller]
     pub fn join(&self, streams: Tensor<'t>, output: Tensor<'t>) -> Tensor<'t> {
         let axes = streams.axes();
-        let mixed = self.mixing.cast(streams.dtype()).contract(streams, &[STREAMS]).rename(MIXED_STREAMS, STREAMS);
+        let mixed =
+            self.mixing.cast(streams.dtype()).contract(streams, &[STREAMS]).rename(MIXED_STREAMS, STREAMS);
         let written = self.written.cast(output.dtype()).broadcast(&axes) * output.broadcast(&axes);
         mixed.broadcast(&axes) + written
     }
@@ -239,7 +240,7 @@ fn permutations(size: usize) -> Vec<Vec<usize>> {
     all
 }
 
-/// The number of permutations of so many streams.
+/// The number of permutations of this number of streams.
 pub fn num_permutations(streams: usize) -> usize {
     (1..=streams).product()
 }

@@ -200,7 +200,8 @@ fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &Para
 /// The number of each element, modulo `modulus`: `i32[axes]`.
 fn counted<'t>(region: Region<'t>, axes: &[Axis], modulus: usize) -> Tensor<'t> {
     let zero = region.full(DType::I32, axes, 0.0);
-    axes.iter().fold(zero, |number, axis| number * axis.size as f64 + region.iota(DType::I32, *axis))
+    axes.iter()
+        .fold(zero, |number, axis| number * axis.size as f64 + region.iota(DType::I32, *axis))
         .remainder(modulus as f64)
 }
 

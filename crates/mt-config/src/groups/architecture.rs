@@ -104,8 +104,13 @@ impl CompressedGroup {
         }
         if self.compress_ratios.iter().any(|ratio| (1..INDEXED_RATIO).contains(ratio)) {
             problems.push(Problem::inconsistent(
-                format!("{} has blocks of fewer than {INDEXED_RATIO} tokens", config.stated("compress_ratios")),
-                format!("use 0 for layers without blocks, {INDEXED_RATIO} for layers with an indexer, or more"),
+                format!(
+                    "{} has blocks of fewer than {INDEXED_RATIO} tokens",
+                    config.stated("compress_ratios")
+                ),
+                format!(
+                    "use 0 for layers without blocks, {INDEXED_RATIO} for layers with an indexer, or more"
+                ),
             ));
         }
         let is_used = self.compress_ratios.contains(&INDEXED_RATIO);

@@ -4,7 +4,9 @@ use mt_shape::DType;
 
 use super::{
     BlocksGroup, ExpertsGroup,
-    architecture::{AttentionGroup, CompressedGroup, GatedDeltaGroup, HyperConnectionGroup, LatentGroup, PositionGroup},
+    architecture::{
+        AttentionGroup, CompressedGroup, GatedDeltaGroup, HyperConnectionGroup, LatentGroup, PositionGroup,
+    },
     choices::{
         AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MatmulPrecision, MlpActivation,
         OptimizerType, WsdDecayStyle,
@@ -163,20 +165,31 @@ impl ModelGroup {
             .map_or(self.base_num_decoder_layers, |scales| self.base_num_decoder_layers << scales.layers);
         if keys.compress_ratios.len() != layers {
             problems.push(Problem::inconsistent(
-                format!("{} has {} numbers for {layers} layers", config.stated("compress_ratios"), keys.compress_ratios.len()),
+                format!(
+                    "{} has {} numbers for {layers} layers",
+                    config.stated("compress_ratios"),
+                    keys.compress_ratios.len()
+                ),
                 "state one number for each layer: 0, 4 or more",
             ));
         }
         let heads = self.base_num_query_heads;
         if keys.o_groups > 0 && !heads.is_multiple_of(keys.o_groups) {
             problems.push(Problem::inconsistent(
-                format!("{}, which does not divide {}", config.stated("o_groups"), config.stated("base_num_query_heads")),
+                format!(
+                    "{}, which does not divide {}",
+                    config.stated("o_groups"),
+                    config.stated("base_num_query_heads")
+                ),
                 format!("use `o_groups={}`", largest_divisor(heads, keys.o_groups)),
             ));
         }
         if self.base_num_kv_heads != 1 {
             problems.push(Problem::inconsistent(
-                format!("{}, but all heads of compressed attention share one key", config.stated("base_num_kv_heads")),
+                format!(
+                    "{}, but all heads of compressed attention share one key",
+                    config.stated("base_num_kv_heads")
+                ),
                 "use `base_num_kv_heads=1`",
             ));
         }
@@ -185,7 +198,11 @@ impl ModelGroup {
         for (key, width) in [("head_dim", self.head_dim), ("indexer_head_dim", keys.indexer_head_dim)] {
             if rotated > width && (key == "head_dim" || indexed) {
                 problems.push(Problem::inconsistent(
-                    format!("{}, which is more than {}", config.stated("qk_rope_head_dim"), config.stated(key)),
+                    format!(
+                        "{}, which is more than {}",
+                        config.stated("qk_rope_head_dim"),
+                        config.stated(key)
+                    ),
                     format!("use `qk_rope_head_dim={width}` or less"),
                 ));
             }

@@ -3,7 +3,8 @@
 use mt_shape::{DType, LogicalAxis};
 
 use super::{
-    DecoderConfig, LayerConfig, ResidualConnection, part::BatchDims, residual::RESIDUAL, segments::SegmentForm,
+    DecoderConfig, LayerConfig, ResidualConnection, part::BatchDims, residual::RESIDUAL,
+    segments::SegmentForm,
 };
 
 /// A tensor that a model computes.

@@ -129,9 +129,8 @@ impl ResidualConnection {
     ) -> Connected<'t> {
         match (self, connection) {
             (Self::Hyper(config), Some(connection)) => {
-                let weights = stream.scope("hyper_connection", |stream| {
-                    connection.weights(stream, config.mixing, norm)
-                });
+                let weights = stream
+                    .scope("hyper_connection", |stream| connection.weights(stream, config.mixing, norm));
                 Connected { input: weights.input.constrain(&RESIDUAL), stream, weights: Some(weights) }
             }
             _ => Connected { input: stream, stream, weights: None },
@@ -197,7 +196,8 @@ impl HyperConnectionConfig {
         let count = self.streams;
         let (of_mixing, res_beta) = match self.mixing {
             StreamMixing::Sinkhorn { .. } => {
-                let axes = [(self.streams(), logical::STREAMS), (axis(MIXED_STREAMS, count), logical::STREAMS)];
+                let axes =
+                    [(self.streams(), logical::STREAMS), (axis(MIXED_STREAMS, count), logical::STREAMS)];
                 (count * count, builder.array(axes, Initializer::Zeros))
             }
             StreamMixing::Permutations => {

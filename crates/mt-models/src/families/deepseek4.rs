@@ -37,10 +37,7 @@ pub(super) static DEEPSEEK4: Family = Family {
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
-        model_types: &[ModelType {
-            other_names,
-            ..ModelType::new("deepseek_v4", "DeepseekV4ForCausalLM")
-        }],
+        model_types: &[ModelType { other_names, ..ModelType::new("deepseek_v4", "DeepseekV4ForCausalLM") }],
         fields: &[COMMON, OWN_FIELDS, fields::EXPERTS_IN_TRAINING],
         always: &[("routed_bias", true), ("float32_gate_logits", true), ("norm_topk_prob", true)],
         tensors: &[MODEL, ATTENTION, EXPERTS, CONNECTIONS],
@@ -54,8 +51,7 @@ pub(super) static DEEPSEEK4: Family = Family {
 fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let mut config = describe::decoder(group)?;
     let experts = experts(group)?;
-    for (index, (layer, ratio)) in
-        config.layers.iter_mut().zip(&group.compressed.compress_ratios).enumerate()
+    for (index, (layer, ratio)) in config.layers.iter_mut().zip(&group.compressed.compress_ratios).enumerate()
     {
         layer.mixer = Some(attention(group, *ratio).into());
         let hashed = index < group.experts.first_num_hash_layers;
@@ -73,7 +69,8 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
 
 /// The first layers, which are never scanned, and the others, which repeat after two.
 fn runs(layers: &[LayerConfig], num_hashed: usize) -> Vec<LayerRun> {
-    let repeats = |first: usize| layers[first..].iter().zip(layers[first..].iter().skip(2)).all(|(a, b)| a == b);
+    let repeats =
+        |first: usize| layers[first..].iter().zip(layers[first..].iter().skip(2)).all(|(a, b)| a == b);
     let first = (num_hashed.min(layers.len())..layers.len()).find(|first| repeats(*first));
     let others = first.unwrap_or(layers.len());
     let run = |name, first, cycle, cycles| LayerRun {
@@ -190,8 +187,10 @@ const OWN_FIELDS: &[Field] = &[
         |_| None,
     ),
     Field::silent("moe_intermediate_size", |model| Some(model.group.moe_mlp_dim().into())),
-    Field::new("q_lora_rank", "q_lora_rank", Kind::Integer, |model| Some(model.group.latent.q_lora_rank.into()))
-        .or(Otherwise::Integer(1024)),
+    Field::new("q_lora_rank", "q_lora_rank", Kind::Integer, |model| {
+        Some(model.group.latent.q_lora_rank.into())
+    })
+    .or(Otherwise::Integer(1024)),
     Field::new("o_lora_rank", "o_lora_rank", Kind::Integer, |model| {
         Some(model.group.compressed.o_lora_rank.into())
     })
@@ -453,14 +452,32 @@ const ATTENTION: &[TensorName] = &[
     vector("compressed_attention.sinks", "model.layers.{layer}.attn.attn_sink"),
     names::of_groups("compressed_attention.o_a_proj.kernel", "model.layers.{layer}.attn.wo_a.weight"),
     matrix("compressed_attention.o_b_proj.kernel", "model.layers.{layer}.attn.wo_b.weight"),
-    matrix("compressed_attention.hca_compressor.kv_proj.kernel", "model.layers.{layer}.attn.compressor.wkv.weight"),
-    matrix("compressed_attention.hca_compressor.gate_proj.kernel", "model.layers.{layer}.attn.compressor.wgate.weight"),
+    matrix(
+        "compressed_attention.hca_compressor.kv_proj.kernel",
+        "model.layers.{layer}.attn.compressor.wkv.weight",
+    ),
+    matrix(
+        "compressed_attention.hca_compressor.gate_proj.kernel",
+        "model.layers.{layer}.attn.compressor.wgate.weight",
+    ),
     table("compressed_attention.hca_compressor.position_bias", "model.layers.{layer}.attn.compressor.ape", 1),
-    vector("compressed_attention.hca_compressor.kv_norm.scale", "model.layers.{layer}.attn.compressor.norm.weight"),
-    matrix("compressed_attention.csa_compressor.kv_proj.kernel", "model.layers.{layer}.attn.compressor.wkv.weight"),
-    matrix("compressed_attention.csa_compressor.gate_proj.kernel", "model.layers.{layer}.attn.compressor.wgate.weight"),
+    vector(
+        "compressed_attention.hca_compressor.kv_norm.scale",
+        "model.layers.{layer}.attn.compressor.norm.weight",
+    ),
+    matrix(
+        "compressed_attention.csa_compressor.kv_proj.kernel",
+        "model.layers.{layer}.attn.compressor.wkv.weight",
+    ),
+    matrix(
+        "compressed_attention.csa_compressor.gate_proj.kernel",
+        "model.layers.{layer}.attn.compressor.wgate.weight",
+    ),
     table("compressed_attention.csa_compressor.position_bias", "model.layers.{layer}.attn.compressor.ape", 1),
-    vector("compressed_attention.csa_compressor.kv_norm.scale", "model.layers.{layer}.attn.compressor.norm.weight"),
+    vector(
+        "compressed_attention.csa_compressor.kv_norm.scale",
+        "model.layers.{layer}.attn.compressor.norm.weight",
+    ),
     matrix(
         "compressed_attention.csa_compressor.indexer.kv_proj.kernel",
         "model.layers.{layer}.attn.indexer.compressor.wkv.weight",

@@ -9,8 +9,8 @@ use mt_shape::{HostArray, Placement};
 use mt_trace::program;
 
 use crate::harness::{
-    Batch, by_name, cross_entropy, declare, declare_batch, model, norm, options, parameters,
-    numbers_of, placement, relative_error, run, with_numbers, with_zeros,
+    Batch, by_name, cross_entropy, declare, declare_batch, model, norm, numbers_of, options, parameters,
+    placement, relative_error, run, with_numbers, with_zeros,
 };
 
 const LENGTH: usize = 48;
@@ -32,7 +32,8 @@ fn gradient_program(
         let (loss, [], gradients) =
             inputs.region().value_and_grad(&numbers_of(&parameters), |_, differentiated| {
                 let parameters = with_numbers(&parameters, differentiated);
-                let (logits, _) = model.logits(&parameters, tokens, Forward { dropout, ..Forward::default() });
+                let (logits, _) =
+                    model.logits(&parameters, tokens, Forward { dropout, ..Forward::default() });
                 (cross_entropy(logits, targets, segmentation), [])
             });
         let gradients = with_zeros(&parameters, gradients);

@@ -116,7 +116,8 @@ pub fn parameters(model: &dyn Model) -> Vec<HostArray> {
             })
             .collect();
         if let Initializer::Counted { modulus } = spec.initializer {
-            let counted: Vec<i32> = (0..spec.num_elements() as i32).map(|place| place % modulus as i32).collect();
+            let counted: Vec<i32> =
+                (0..spec.num_elements() as i32).map(|place| place % modulus as i32).collect();
             return HostArray::from_slice(DType::I32, &dims, &counted).unwrap();
         }
         f32_array(&dims, &values)

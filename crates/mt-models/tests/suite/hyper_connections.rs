@@ -44,7 +44,12 @@ fn scanning_and_recomputing_change_nothing() {
         &["scan_layers=false", "remat_policy=none"],
     ];
     for streams in [SINKHORN, LITE] {
-        equivalence::check(&[DEEPSEEK, streams].concat(), ways, &Batch::packed(&[&[13], &[4, 9]], 13, 256), 1e-5);
+        equivalence::check(
+            &[DEEPSEEK, streams].concat(),
+            ways,
+            &Batch::packed(&[&[13], &[4, 9]], 13, 256),
+            1e-5,
+        );
     }
 }
 

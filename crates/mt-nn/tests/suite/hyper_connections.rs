@@ -4,7 +4,8 @@ use mt_nn::{
     NormOptions, RmsNorm,
     axes::{BATCH, EMBED, POSITION, STREAMS},
     hyper_connections::{
-        HyperConnection, MIXED_STREAMS, ONE, PERMUTATIONS, STREAM_EMBED, STREAM_WEIGHTS, StreamHead, StreamMixing,
+        HyperConnection, MIXED_STREAMS, ONE, PERMUTATIONS, STREAM_EMBED, STREAM_WEIGHTS, StreamHead,
+        StreamMixing,
     },
 };
 
@@ -64,8 +65,12 @@ fn connections_and_their_gradients_match() {
 
 #[test]
 fn the_sum_behind_the_last_layer_matches() {
-    let arguments: &[(&str, &[&str])] =
-        &[("x", TOKENS), ("fn", &[STREAM_EMBED, STREAM_WEIGHTS]), ("base", &[STREAM_WEIGHTS]), ("scale", &[ONE])];
+    let arguments: &[(&str, &[&str])] = &[
+        ("x", TOKENS),
+        ("fn", &[STREAM_EMBED, STREAM_WEIGHTS]),
+        ("base", &[STREAM_WEIGHTS]),
+        ("scale", &[ONE]),
+    ];
     check_in(FILE, "head", arguments, |t| {
         StreamHead { hc_fn: t[1], hc_base: t[2], hc_scale: t[3] }.forward(t[0], NORM)
     });

@@ -78,8 +78,7 @@ impl Part for CompressedAttentionConfig {
             let indexer = Indexer {
                 pooling: self.pooling(builder, blocks, choice.head_dim),
                 q_proj: builder.linear(1, [(query_latent, logical::Q_LORA), (queries, logical::Q_HEADS)]),
-                weights_proj: builder
-                    .linear(1, [embed, (axis(INDEX_HEADS, choice.heads), logical::Q_HEADS)]),
+                weights_proj: builder.linear(1, [embed, (axis(INDEX_HEADS, choice.heads), logical::Q_HEADS)]),
             };
             Compressor {
                 pooling: self.pooling(builder, blocks, self.head_dim),
@@ -91,7 +90,8 @@ impl Part for CompressedAttentionConfig {
             wq_a: builder.linear(1, [embed, (query_latent, logical::Q_LORA_UP_PROJ)]),
             q_norm: builder.rms(query_latent),
             wq_b: builder.linear(1, [(query_latent, logical::Q_LORA), heads, (head_dim, logical::KV)]),
-            wkv: builder.linear(1, [embed, (axis(KV_HEADS, 1), logical::KV), (head_dim, logical::KV_HEAD_DIM)]),
+            wkv: builder
+                .linear(1, [embed, (axis(KV_HEADS, 1), logical::KV), (head_dim, logical::KV_HEAD_DIM)]),
             kv_norm: builder.rms(head_dim),
             sinks: builder.array([heads], Initializer::Zeros),
             o_a_proj: mt_nn::Linear::dense(of_group.with_groups(1, 1)),

@@ -257,9 +257,8 @@ fn shared_output<'t>(
     x: Tensor<'t>,
     dropout: Dropout<'t>,
 ) -> Tensor<'t> {
-    let output = x.scope("shared_experts", |x| {
-        mlp.forward_clamped(x, &shared.activations, shared.limit, dropout)
-    });
+    let output =
+        x.scope("shared_experts", |x| mlp.forward_clamped(x, &shared.activations, shared.limit, dropout));
     match gate {
         Some(gate) => output * gate.forward(x, &[EMBED]).squeeze(ONE).sigmoid(),
         None => output,

@@ -262,9 +262,8 @@ impl<'t> CompressedAttention<Tensor<'t>> {
             Some([state.next()?, state.next()?])
         };
         let states = [next(), next()];
-        let pooled = options
-            .blocks
-            .and_then(|blocks| self.pooled(&call, blocks, states, options, &mut after));
+        let pooled =
+            options.blocks.and_then(|blocks| self.pooled(&call, blocks, states, options, &mut after));
         let context = scores::attend(query, call.segments, &local, pooled, self.sinks, &options.attention);
         let context = context.constrain(&COMPRESSED_QUERY).named("context").named("attention_out");
         let output = self.output(restored(context, call.angles, options), options);
@@ -339,7 +338,8 @@ impl<'t> Indexer<Tensor<'t>> {
         options: &CompressedOptions,
     ) -> Tensor<'t> {
         let heads = [axis(INDEX_HEADS, choice.heads), axis(HEAD_DIM, choice.head_dim)];
-        let query = self.q_proj.forward(call.latent.stop_gradient(), &[QUERY_LATENT]).split(INDEX_QUERY, &heads);
+        let query =
+            self.q_proj.forward(call.latent.stop_gradient(), &[QUERY_LATENT]).split(INDEX_QUERY, &heads);
         let query = rotated(query, call.angles, options).cast(DType::F32);
         let products = query.contract(key.stop_gradient().cast(DType::F32), &[HEAD_DIM]).relu();
         let weights = self.weights_proj.forward(call.x.stop_gradient(), &[EMBED]).cast(DType::F32);
@@ -375,7 +375,11 @@ fn with_last<'t>(
 ) -> Tensor<'t> {
     let (size, turned) = (x.axis(HEAD_DIM).size, options.rotary.head_dim);
     let changed = change(x.slice(HEAD_DIM, size - turned, size));
-    if size == turned { changed } else { x.slice(HEAD_DIM, 0, size - turned).concatenate(&[changed], HEAD_DIM) }
+    if size == turned {
+        changed
+    } else {
+        x.slice(HEAD_DIM, 0, size - turned).concatenate(&[changed], HEAD_DIM)
+    }
 }
 
 /// The angles at positions other than those of the call's tokens.

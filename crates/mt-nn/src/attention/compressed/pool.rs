@@ -49,7 +49,10 @@ impl<'t> Extended<'t> {
                 let first = |tensor: Tensor<'t>| tensor.at(POSITION, 0).broadcast(&own);
                 let place = region.iota(DType::I32, own[1]).broadcast(&own) + first(positions) - count as f64;
                 let exists = place.greater_equal(0.0).cast(DType::I32);
-                (kept.concatenate(&[values], POSITION), (first(segments) * exists).concatenate(&[segments], POSITION))
+                (
+                    kept.concatenate(&[values], POSITION),
+                    (first(segments) * exists).concatenate(&[segments], POSITION),
+                )
             }
         };
         let named = |tensor: Tensor<'t>| tensor.rename(POSITION, KV_POSITION);
@@ -107,12 +110,7 @@ impl<'t> Blocks<'t> {
         };
         let position = at_last(positions);
         let never = region.full(DType::I32, &position.axes(), NEVER);
-        Some(Self {
-            last,
-            exists,
-            position: exists.select(position, never),
-            segment: at_last(segments),
-        })
+        Some(Self { last, exists, position: exists.select(position, never), segment: at_last(segments) })
     }
 
     /// Whether each token sees each block: `bool[batch, position, kv_position]`.
@@ -195,7 +193,8 @@ impl<'t> Pool<'_, 't> {
             let columns = |start: usize| tokens.slice(POOLED_WIDTH, start, start + width);
             let chosen = columns(half).concatenate(&[columns(all + half)], POOLED_WIDTH);
             let run = runs(chosen, first, slots);
-            let part = |start: usize| run.slice(POOLED_WIDTH, start, start + width).rename(POOLED_WIDTH, HEAD_DIM);
+            let part =
+                |start: usize| run.slice(POOLED_WIDTH, start, start + width).rename(POOLED_WIDTH, HEAD_DIM);
             let bias = bias.slice(POOLED_WIDTH, half, half + width).rename(POOLED_WIDTH, HEAD_DIM);
             (part(0), part(width).cast(DType::F32) + bias)
         };
