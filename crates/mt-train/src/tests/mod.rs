@@ -1,5 +1,6 @@
 //! Training programs, run on CPU devices.
 
+mod compressed;
 mod context;
 mod counts;
 mod expert_loads;
