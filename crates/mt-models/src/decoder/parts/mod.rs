@@ -51,6 +51,7 @@ macro_rules! parts {
         $(#[$attribute])*
         #[derive(Clone, Debug, Tree)]
         #[tree(tagged)]
+        #[allow(clippy::large_enum_variant, reason = "there are few layers")]
         pub enum $parameters<L> {
             $($(#[cfg($when)])? $(#[$tag])* $variant($module<L>),)+
         }
