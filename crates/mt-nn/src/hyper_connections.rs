@@ -240,7 +240,7 @@ fn permutations(size: usize) -> Vec<Vec<usize>> {
     all
 }
 
-/// The number of permutations of so many streams.
+/// The number of permutations of this number of streams.
 pub fn num_permutations(streams: usize) -> usize {
     (1..=streams).product()
 }

@@ -138,13 +138,13 @@ mod tests {
     fn refused_choices_are_not_said_to_work() {
         let rows = part();
         assert!(
-            rows.contains("`envy`, `qwen3_next`, `qwen3_5`, `simple`, `simple_mlp` | `deepseek4`, "),
+            rows.contains("`envy`, `qwen3_next`, `qwen3_5`, `simple`, `simple_mlp` | `qwen3_custom_moe` |"),
             "{rows}"
         );
         // The default of a key that is refused as a whole counts as built.
         assert!(
             rows.contains(
-                "| Attention masks (`attention_type`) | `global`, `local_sliding`, `chunk`, `mla` | `full`, "
+                "| Attention masks (`attention_type`) | `global`, `local_sliding`, `chunk`, `mla`, `compressed` | `full`, "
             ),
             "{rows}"
         );

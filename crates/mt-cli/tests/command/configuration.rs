@@ -267,8 +267,8 @@ fn commands_are_checked() {
 #[test]
 fn models_that_are_not_built_are_refused_by_their_family() {
     check_wrong(
-        &["config", "check", "model_name=deepseek4-284b", "dataset_type=synthetic"],
-        &["the model family `deepseek4` is not built yet"],
+        &["config", "check", "model_name=qwen3-custom-30b-a3b", "dataset_type=synthetic"],
+        &["the model family `qwen3_custom_moe` is not built yet"],
     );
 }
 

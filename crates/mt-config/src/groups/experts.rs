@@ -104,6 +104,12 @@ impl ExpertsGroup {
                 "set one of both",
             ));
         }
+        self.check_bias_update(config, problems);
+        self.check_family(block, config, problems);
+    }
+
+    /// Refuses what other families have.
+    fn check_family(&self, block: DecoderBlock, config: &Config, problems: &mut Vec<Problem>) {
         let of_other_families = [
             (
                 "routed_bias",
@@ -143,7 +149,6 @@ impl ExpertsGroup {
                 INTERLEAVED_LAYERS,
             ),
         ];
-        self.check_bias_update(config, problems);
         for (key, is_set, blocks, feature) in of_other_families {
             if is_set && !blocks.contains(&block) {
                 problems.push(not_built(config.entry(key), feature));

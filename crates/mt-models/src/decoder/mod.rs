@@ -386,6 +386,12 @@ impl Storage for Decoder {
         hugging_face::file_tensors(self)
     }
 
+    fn other_names(&self, name: &str) -> Vec<String> {
+        let form = self.family.hugging_face.as_ref();
+        let types = form.into_iter().flat_map(|form| form.model_types);
+        types.flat_map(|model_type| (model_type.other_names)(name)).collect()
+    }
+
     fn ignores_tensor(&self, name: &str) -> bool {
         let form = self.family.hugging_face.as_ref();
         form.is_some_and(|form| (form.ignores)(&self.config, name))

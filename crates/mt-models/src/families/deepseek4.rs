@@ -37,13 +37,13 @@ pub(super) static DEEPSEEK4: Family = Family {
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
-        model_types: &[ModelType { fields: &[], ..ModelType::new("deepseek_v4", "DeepseekV4ForCausalLM") }],
+        model_types: &[ModelType { other_names, ..ModelType::new("deepseek_v4", "DeepseekV4ForCausalLM") }],
         fields: &[COMMON, OWN_FIELDS, fields::EXPERTS_IN_TRAINING],
         always: &[("routed_bias", true), ("float32_gate_logits", true), ("norm_topk_prob", true)],
         tensors: &[MODEL, ATTENTION, EXPERTS, CONNECTIONS],
         ignores: |config, name| {
             // Modules that predict further tokens.
-            name.starts_with("mtp.") || names::ignores(config, name)
+            name.starts_with("mtp.") || name.contains(".mtp.") || names::ignores(config, name)
         },
     }),
 };
@@ -553,3 +553,51 @@ const CONNECTIONS: &[TensorName] = &[
     numbers("mhc_mlp.post_alpha_scale", MLP_SCALE, 1),
     numbers("mhc_mlp.res_alpha_scale", MLP_SCALE, 2),
 ];
+
+/// The names of transformers' modules, and those in files that it writes. The first match counts.
+const MODULES: &[(&str, &str)] = &[
+    ("attn.indexer.wq_b.", "self_attn.compressor.indexer.q_b_proj."),
+    ("attn.indexer.weights_proj.", "self_attn.compressor.indexer.scorer.weights_proj."),
+    ("attn.indexer.compressor.wkv.", "self_attn.compressor.indexer.kv_proj."),
+    ("attn.indexer.compressor.wgate.", "self_attn.compressor.indexer.gate_proj."),
+    ("attn.indexer.compressor.ape", "self_attn.compressor.indexer.position_bias"),
+    ("attn.indexer.compressor.norm.", "self_attn.compressor.indexer.kv_norm."),
+    ("attn.compressor.wkv.", "self_attn.compressor.kv_proj."),
+    ("attn.compressor.wgate.", "self_attn.compressor.gate_proj."),
+    ("attn.compressor.ape", "self_attn.compressor.position_bias"),
+    ("attn.compressor.norm.", "self_attn.compressor.kv_norm."),
+    ("attn.wq_a.", "self_attn.q_a_proj."),
+    ("attn.q_norm.", "self_attn.q_a_norm."),
+    ("attn.wq_b.", "self_attn.q_b_proj."),
+    ("attn.wkv.", "self_attn.kv_proj."),
+    ("attn.norm.", "self_attn.kv_norm."),
+    ("attn.attn_sink", "self_attn.sinks"),
+    ("attn.wo_a.", "self_attn.o_a_proj."),
+    ("attn.wo_b.", "self_attn.o_b_proj."),
+    ("ffn.gate.bias", "mlp.gate.e_score_correction_bias"),
+    ("ffn.shared_experts.w1.", "mlp.shared_experts.gate_proj."),
+    ("ffn.shared_experts.w3.", "mlp.shared_experts.up_proj."),
+    ("ffn.shared_experts.w2.", "mlp.shared_experts.down_proj."),
+    ("ffn.", "mlp."),
+    ("hc_attn_", "attn_hc."),
+    ("hc_ffn_", "ffn_hc."),
+    ("attn_norm.", "input_layernorm."),
+    ("ffn_norm.", "post_attention_layernorm."),
+];
+
+/// The names of a tensor in the files that DeepSeek released, and by the modules of transformers.
+fn other_names(name: &str) -> Vec<String> {
+    let Some(inside) = name.strip_prefix("model.") else {
+        return vec![name.replace("head.weight", "lm_head.weight")];
+    };
+    let released = match inside {
+        "embed_tokens.weight" => "embed.weight".to_owned(),
+        _ => inside.replace("hc_head.hc_", "hc_head_"),
+    };
+    let of_layer = inside.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
+    let by_module = of_layer.and_then(|(layer, rest)| {
+        let (theirs, module) = MODULES.iter().find(|(theirs, _)| rest.starts_with(theirs))?;
+        Some(format!("model.layers.{layer}.{module}{}", &rest[theirs.len()..]))
+    });
+    std::iter::once(released).chain(by_module).collect()
+}

@@ -88,13 +88,15 @@ pub struct ModelType {
     pub fields: &'static [Field],
     /// Whether files of this type are read; others are only written.
     pub is_read: bool,
+    /// Other names in files of the tensor that is written under a name.
+    pub other_names: fn(&str) -> Vec<String>,
     /// Whether a model is exported as this type.
     pub is_of: fn(&Described<'_>) -> bool,
 }
 
 impl ModelType {
     const fn new(name: &'static str, architecture: &'static str) -> Self {
-        Self { name, architecture, fields: &[], is_read: true, is_of: |_| true }
+        Self { name, architecture, fields: &[], is_read: true, other_names: |_| Vec::new(), is_of: |_| true }
     }
 }
 

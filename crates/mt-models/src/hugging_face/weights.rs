@@ -44,6 +44,7 @@ impl Weights {
         let (mut missing, mut others) = (Vec::new(), Vec::new());
         for tensor in &tensors {
             let mut candidates = source.candidates(&tensor.name);
+            candidates.extend(model.other_names(&tensor.name));
             let stored = candidates.iter().find_map(|name| Some((name.clone(), source.dims(name)?)));
             let Some((name, dims)) = stored else {
                 if tensor.copy_of.is_none() {

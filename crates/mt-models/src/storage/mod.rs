@@ -29,6 +29,9 @@ pub trait Storage {
     /// The model's family has no Hugging Face format.
     fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError>;
 
+    /// Other names that Hugging Face's files may have for the tensor that is written under this name.
+    fn other_names(&self, name: &str) -> Vec<String>;
+
     /// Whether a tensor of Hugging Face's files is known but not needed, such as the output matrix of a tied head.
     fn ignores_tensor(&self, name: &str) -> bool;
 }

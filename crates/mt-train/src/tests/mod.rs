@@ -1,6 +1,7 @@
 //! Training programs, run on CPU devices.
 
 mod block_diffusion;
+mod compressed;
 mod context;
 mod counts;
 mod expert_loads;

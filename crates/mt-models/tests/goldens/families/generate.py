@@ -48,6 +48,9 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
+from consolidated import write_consolidated
+from indexers import closest_choice
+
 HERE = pathlib.Path(__file__).parent
 ROWS, LENGTH = 2, 21
 LEARNING_RATE, BETA_1, BETA_2, EPSILON, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0
@@ -684,88 +687,8 @@ def three_steps(model, tokens):
     return content | {"losses": torch.stack(losses).float(), "gradient_norms": torch.stack(norms).float()}
 
 
-def interleave(kernel, num_heads):
-    """Rows of each head from half-split order to the order of pairs."""
-    return kernel.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
-def write_consolidated(model, folder, parts):
-    """Llama's original format: `params.json` and one pickled file for each part of the tensor-parallel model."""
-    config, state = model.config, model.state_dict()
-    tensors = {
-        "tok_embeddings.weight": (1, state["model.embed_tokens.weight"]),
-        "norm.weight": (None, state["model.norm.weight"]),
-        "output.weight": (0, state["lm_head.weight"]),
-        "rope.freqs": (None, config.rope_parameters["rope_theta"] ** -(torch.arange(0, 6, 2) / 6)),
-    }
-    for layer in range(config.num_hidden_layers):
-        parameter = lambda key: state[f"model.layers.{layer}.{key}.weight"]
-        tensors |= {f"layers.{layer}.{key}.weight": value for key, value in {
-            "attention.wq": (0, interleave(parameter("self_attn.q_proj"), config.num_attention_heads)),
-            "attention.wk": (0, interleave(parameter("self_attn.k_proj"), config.num_key_value_heads)),
-            "attention.wv": (0, parameter("self_attn.v_proj")),
-            "attention.wo": (1, parameter("self_attn.o_proj")),
-            "feed_forward.w1": (0, parameter("mlp.gate_proj")),
-            "feed_forward.w2": (1, parameter("mlp.down_proj")),
-            "feed_forward.w3": (0, parameter("mlp.up_proj")),
-            "attention_norm": (None, parameter("input_layernorm")),
-            "ffn_norm": (None, parameter("post_attention_layernorm")),
-        }.items()}
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for part in range(parts):
-        own = {key: value if axis is None else value.chunk(parts, axis)[part] for key, (axis, value) in tensors.items()}
-        own = {key: value.clone() for key, value in own.items()}
-        torch.save(own, folder / f"consolidated.{part:02}.pth")
-    parameters = dict(
-        dim=config.hidden_size, n_layers=config.num_hidden_layers, n_heads=config.num_attention_heads,
-        n_kv_heads=config.num_key_value_heads, vocab_size=config.vocab_size, multiple_of=4, ffn_dim_multiplier=0.5,
-        norm_eps=config.rms_norm_eps, rope_theta=config.rope_parameters["rope_theta"],
-    )
-    (folder / "params.json").write_text(json.dumps(parameters) + "\n")
-
-
 def write(path, tensors):
     save_file({key: value.detach().clone().contiguous() for key, value in tensors.items()}, path)
-
-
-def choose_clearly(model, tokens):
-    """Whether no indexer has two keys that tie for the last place, of which libraries choose different ones."""
-    gaps, usual = [], torch.Tensor.topk
-
-    def topk(scores, k, **options):
-        if scores.dim() == 3 and scores.shape[-1] == tokens.shape[-1] > k:
-            best = usual(scores, k + 1, **options).values
-            gaps.append((best[..., -2] - best[..., -1])[best[..., -1] > -1e30])
-        return usual(scores, k, **options)
-
-    torch.Tensor.topk = topk
-    try:
-        model(tokens, use_cache=False)
-    finally:
-        torch.Tensor.topk = usual
-    return all(gap.min() > 1e-5 for gap in gaps)
-
-
-def closest_choice(model, tokens):
-    """The least difference between the scores of the worst chosen block and of the best other one. Blocks that no head of
-    an indexer likes have equal scores, of which transformers chooses any."""
-    differences, handles = [float("inf")], []
-    for module in model.modules():
-        if not hasattr(module, "index_topk"):
-            continue
-        def record(_, inputs, scores, indexer=module):
-            whole = (torch.arange(scores.shape[1]) + 1) // indexer.compress_rate
-            for query, count in enumerate(whole.tolist()):
-                best = scores[:, query, :count].sort(descending=True).values
-                if count > indexer.index_topk:
-                    differences.append((best[:, indexer.index_topk - 1] - best[:, indexer.index_topk]).min().item())
-        handles.append(module.scorer.register_forward_hook(record))
-    with torch.no_grad():
-        model(tokens, use_cache=False)
-    for handle in handles:
-        handle.remove()
-    return min(differences)
 
 
 def relative(left, right):

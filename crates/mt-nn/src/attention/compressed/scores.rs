@@ -104,8 +104,8 @@ pub(super) fn attend<'t>(
     if missing == 0 { whole } else { whole.slice(POSITION, 0, length) }
 }
 
-/// The blocks with the largest scores among those that are visible: at most `count` for each query. Of equal scores the
-/// first ones count.
+/// The blocks with the largest scores among those that are visible: at most `count` for each query. The first
+/// of equal scores count.
 ///
 /// # Shapes
 /// `f32[batch, position, kv_position], bool[…] -> bool[…]`
