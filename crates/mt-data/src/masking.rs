@@ -13,7 +13,7 @@ use crate::{Batch, BatchSource, DataError, HeldOut, NamedArray, Result};
 /// How tokens are masked. Each document is cut into blocks from its first position in a row on. For each block a
 /// probability is drawn, with which each of its tokens is masked; at least one is.
 ///
-/// What is masked depends only on the seed, the number of the batch and the place in it.
+/// The masks depend only on the seed, the number of the batch and the place in it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BlockMasking {
     /// Tokens per block.

@@ -22,7 +22,7 @@ pub enum Packing {
 pub enum Targets {
     /// All but the first one: each position predicts the token that follows its input.
     Next,
-    /// All. Inputs have no meaning, and whoever uses the batch replaces them.
+    /// All. Inputs have no meaning, and the user of the batch replaces them.
     All,
 }
 

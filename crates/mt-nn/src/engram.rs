@@ -165,7 +165,7 @@ const OUTPUT: [Option<LogicalAxis>; 3] =
 const LEAST_LOGIT: f64 = 1e-6;
 
 impl<'t> Engram<Tensor<'t>> {
-    /// What the memory adds to the residual stream, whose normalized form is `x`, and the state after the tokens.
+    /// The summand of the residual stream, whose normalized form is `x`, and the state after the tokens.
     /// `numbers` are the tokens' numbers in the compressed vocabulary.
     ///
     /// With a state, the first token continues the state's document, and padding changes nothing.

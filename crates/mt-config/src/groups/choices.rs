@@ -235,7 +235,7 @@ choice! {
 }
 
 choice! {
-    /// What a run minimizes.
+    /// The loss that a run minimizes.
     pub enum TrainingObjective {
         /// The cross-entropy of the next token.
         CausalLm = "causal_lm",
@@ -255,7 +255,7 @@ choice! {
 }
 
 choice! {
-    /// What a block's tokens are before any of them is predicted.
+    /// The tokens of a block before any of them is predicted.
     pub enum CanvasPolicy {
         /// All masked.
         AllMasked = "all_masked",

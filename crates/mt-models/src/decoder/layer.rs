@@ -156,29 +156,18 @@ impl<'t> DecoderLayer<Tensor<'t>> {
             return outputs;
         }
         let dropout = inputs.parts.dropout;
-        let mut x = x;
-        let num_engram_arrays =
-            config.engram.as_ref().map_or(0, |engram| engram.state(&StateDims::ONE).len());
-        if let (Some(engram), Some(described)) = (&self.engram, &config.engram) {
-            let parts = inputs.parts.with_state(|arrays| &arrays[..num_engram_arrays]);
-            let normed = normalized(&self.engram_layer_norm, x);
-            let made = x.scope(described.scope(), |_| described.forward(engram, normed, &parts));
-            x = (x + made.output).constrain(&RESIDUAL);
-            outputs.x = x;
-            outputs.add(made);
-        }
+        let (x, num_before) = self.remember(x, norm, config, &inputs, &mut outputs);
         let connections = self.connections.as_ref();
         let residual = inputs.residual;
         let of_mixer = residual.connect(connections.map(|both| &both.mhc_attention), x, norm);
         let normed = normalized(&self.pre_attention_norm, of_mixer.input);
         let num_mixer_arrays = config.mixer.as_ref().map_or(0, |mixer| mixer.state(&StateDims::ONE).len());
-        let (mixer_arrays, later_arrays) =
-            (num_engram_arrays..num_engram_arrays + num_mixer_arrays, num_engram_arrays + num_mixer_arrays..);
+        let num_mixed = num_before + num_mixer_arrays;
         let mut mixed = None;
         if let (Some(mixer), Some(described)) = (&self.mixer, &config.mixer) {
             let parts = PartInputs {
                 residual: of_mixer.input,
-                ..inputs.parts.with_state(|arrays| &arrays[mixer_arrays])
+                ..inputs.parts.with_state(|arrays| &arrays[num_before..num_mixed])
             };
             let made = x.scope(described.scope(), |_| described.forward(mixer, normed, &parts));
             let output = normalized(&self.post_attention_norm, made.output);
@@ -186,7 +175,7 @@ impl<'t> DecoderLayer<Tensor<'t>> {
             outputs.add(made);
             mixed = Some(dropout.apply("attention", output));
         }
-        let parts = inputs.parts.with_state(|arrays| &arrays[later_arrays]);
+        let parts = inputs.parts.with_state(|arrays| &arrays[num_mixed..]);
         let hidden =
             |part: &FeedForward<Tensor<'t>>, described: &FeedForwardConfig, x: Tensor<'t>, residual| {
                 x.scope(described.scope(), |x| {
@@ -224,6 +213,27 @@ impl<'t> DecoderLayer<Tensor<'t>> {
             outputs.x = outputs.x * scalar.cast(x.dtype()).squeeze(ONE);
         }
         outputs
+    }
+
+    /// Adds the memory of n-grams, if the layer has one, to the residual stream. Also returns the number of the memory's
+    /// arrays of state.
+    fn remember(
+        &self,
+        x: Tensor<'t>,
+        norm: NormOptions,
+        config: &LayerConfig,
+        inputs: &LayerInputs<'_, 't>,
+        outputs: &mut LayerOutputs<'t>,
+    ) -> (Tensor<'t>, usize) {
+        let (Some(engram), Some(described)) = (&self.engram, &config.engram) else { return (x, 0) };
+        let count = described.state(&StateDims::ONE).len();
+        let parts = inputs.parts.with_state(|arrays| &arrays[..count]);
+        let normed = self.engram_layer_norm.as_ref().map_or(x, |layer| layer.forward(x, EMBED, norm));
+        let made = x.scope(described.scope(), |_| described.forward(engram, normed, &parts));
+        let x = (x + made.output).constrain(&RESIDUAL);
+        outputs.x = x;
+        outputs.add(made);
+        (x, count)
     }
 }
 

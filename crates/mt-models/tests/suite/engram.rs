@@ -111,10 +111,10 @@ fn scanned_keys(model: &dyn Model, layer: &str) -> BTreeSet<String> {
 
 #[test]
 fn scanning_and_recomputing_change_nothing() {
-    // With few tokens no gate's logit is so near 0 that its root would multiply errors.
     let batch = Batch::packed(&[&[9, 4]], 14, 272);
+    // In tables of other sizes, the logit of a gate is so near 0 that its root multiplies rounding errors.
     let results = |keys: &[&'static str]| {
-        let model = model(&with(keys));
+        let model = model(&with(&[&["engram_vocab_bases=[40,60]"], keys].concat()));
         let made = gradients(&*model, &parameters(&*model), &batch);
         (made.loss, by_name(&*model, &made.gradients))
     };
@@ -129,7 +129,7 @@ fn scanning_and_recomputing_change_nothing() {
         for (name, expected) in &gradients {
             assert!(norm(expected) > 0.0, "{name} has no gradient");
             let error = relative_error(&made[name], expected);
-            assert!(error <= 1e-4, "{way:?}: gradient of `{name}` differs by {error:e}");
+            assert!(error <= 1e-5, "{way:?}: gradient of `{name}` differs by {error:e}");
         }
     }
 }

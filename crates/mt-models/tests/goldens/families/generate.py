@@ -49,7 +49,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
 from consolidated import write_consolidated
-from indexers import closest_choice
+from indexers import choose_clearly, closest_choice
 
 HERE = pathlib.Path(__file__).parent
 ROWS, LENGTH = 2, 21
