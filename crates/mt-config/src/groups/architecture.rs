@@ -118,7 +118,10 @@ impl IndexerGroup {
         }
         if self.indexer_loss_scaling_factor < 0.0 {
             problems.push(Problem::inconsistent(
-                format!("{}, which would teach the indexer the opposite", config.stated("indexer_loss_scaling_factor")),
+                format!(
+                    "{}, which would teach the indexer the opposite",
+                    config.stated("indexer_loss_scaling_factor")
+                ),
                 "use a positive number, or 0 to leave the indexer as it is",
             ));
         }

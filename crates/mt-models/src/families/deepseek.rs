@@ -387,7 +387,8 @@ const OWN: &[TensorName] = &[
     names::matrix("predictions.projection.kernel", "model.layers.{layer}.eh_proj.weight"),
     names::vector("predictions.final_norm.scale", "model.layers.{layer}.shared_head.norm.weight"),
     // Modules share these parameters with the model, and files repeat them.
-    names::table("token_embedder.embedding", "model.layers.{layer}.embed_tokens.weight", 1).copied_in(|_| true),
+    names::table("token_embedder.embedding", "model.layers.{layer}.embed_tokens.weight", 1)
+        .copied_in(|_| true),
     names::matrix("head.kernel", "model.layers.{layer}.shared_head.head.weight").copied_in(|_| true),
     names::vector("final_norm.scale", "model.layers.{layer}.shared_head.norm.weight")
         .copied_in(|config| !config.own_prediction_norms),
@@ -401,10 +402,19 @@ const OWN: &[TensorName] = &[
     names::vector("latent_attention.kv_norm.scale", "model.layers.{layer}.self_attn.kv_a_layernorm.weight"),
     names::matrix("latent_attention.wkv_b.kernel", "model.layers.{layer}.self_attn.kv_b_proj.weight"),
     names::out("latent_attention.out.kernel", "model.layers.{layer}.self_attn.o_proj.weight"),
-    names::matrix("latent_attention.indexer.wq_b.kernel", "model.layers.{layer}.self_attn.indexer.wq_b.weight"),
+    names::matrix(
+        "latent_attention.indexer.wq_b.kernel",
+        "model.layers.{layer}.self_attn.indexer.wq_b.weight",
+    ),
     names::matrix("latent_attention.indexer.wk.kernel", "model.layers.{layer}.self_attn.indexer.wk.weight"),
-    names::vector("latent_attention.indexer.k_norm.scale", "model.layers.{layer}.self_attn.indexer.k_norm.weight"),
-    names::vector("latent_attention.indexer.k_norm.bias", "model.layers.{layer}.self_attn.indexer.k_norm.bias"),
+    names::vector(
+        "latent_attention.indexer.k_norm.scale",
+        "model.layers.{layer}.self_attn.indexer.k_norm.weight",
+    ),
+    names::vector(
+        "latent_attention.indexer.k_norm.bias",
+        "model.layers.{layer}.self_attn.indexer.k_norm.bias",
+    ),
     names::matrix(
         "latent_attention.indexer.weights_proj.kernel",
         "model.layers.{layer}.self_attn.indexer.weights_proj.weight",

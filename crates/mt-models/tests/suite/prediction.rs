@@ -6,10 +6,7 @@ use mt_models::{
     Forward, ForwardPass, StateError,
     hugging_face::{Weights, num_prediction_modules, settings_of, write_weights},
 };
-use mt_nn::{
-    axes::POSITION,
-    following, token_loss,
-};
+use mt_nn::{axes::POSITION, following, token_loss};
 use mt_runtime::testing;
 use mt_shape::{DType, HostArray, Placement};
 use mt_trace::program;
@@ -55,8 +52,7 @@ fn predictions_and_gradients_match() {
                     let (mut total, mut count) = (None, None);
                     for (hidden, ahead) in hidden.predictions.into_iter().zip(1..) {
                         let logits = model.head(&parameters.0, hidden);
-                        let later =
-                            |tensor| following(tensor, tokens.segmentation, ahead + 1, tokens.order);
+                        let later = |tensor| following(tensor, tokens.segmentation, ahead + 1, tokens.order);
                         let loss = token_loss(logits, later(targets), later(segmentation), 0.0);
                         total = Some(total.map_or(loss.total, |total| total + loss.total));
                         count = Some(count.map_or(loss.weights, |count| count + loss.weights));

@@ -301,8 +301,7 @@ impl<'t> Pairs<'_, 't> {
             }
             _ => visible,
         };
-        let (weights, largest_scores) =
-            weigh(rows.query, key, allowed, None, self.options, self.with_scores);
+        let (weights, largest_scores) = weigh(rows.query, key, allowed, None, self.options, self.with_scores);
         let divergence = scores
             .filter(|_| self.indexer.loss.is_some())
             .map(|scores| divergence(weights.stop_gradient(), scores, allowed));
@@ -321,7 +320,8 @@ impl<'t> Pairs<'_, 't> {
             let rest: Vec<Axis> = cut.axes().iter().filter(|axis| axis.name != BLOCKS).copied().collect();
             cut.broadcast(&[&[count], rest.as_slice()].concat())
         };
-        let blocks = QueryRows { segments: cut(rows.segments, FILLER), ..rows.map_leaves(|_, own| cut(*own, 0.0)) };
+        let blocks =
+            QueryRows { segments: cut(rows.segments, FILLER), ..rows.map_leaves(|_, own| cut(*own, 0.0)) };
         // Thresholds are small, and without them the backward pass would search for the best keys again.
         let save = SavePolicy::Names(BTreeMap::from([(CUTOFF.to_owned(), Memory::Device)]));
         let options = ScanOptions::over(count).saving(save);

@@ -165,8 +165,15 @@ impl<'t> LatentAttention<Tensor<'t>> {
                 match indexer.zip(latents.index_key).filter(|(indexer, _)| !is_all(&indexer.options)) {
                     Some((Indexing { queries, options: indexing }, index_key)) => {
                         let choices = Choices { index_key, keys_values };
-                        let AttendedChosen { context, loss } =
-                            attend_to_chosen(query, queries, choices, segments, &indexing, options, with_scores);
+                        let AttendedChosen { context, loss } = attend_to_chosen(
+                            query,
+                            queries,
+                            choices,
+                            segments,
+                            &indexing,
+                            options,
+                            with_scores,
+                        );
                         indexer_loss = loss;
                         context
                     }

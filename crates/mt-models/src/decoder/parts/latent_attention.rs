@@ -109,7 +109,11 @@ impl Part for LatentAttentionConfig {
                 expanded,
             ]),
             out: builder.linear(2, out),
-            indexer: self.indexer.as_ref().zip(query_latent).map(|(indexer, width)| indexer.specs(builder, width)),
+            indexer: self
+                .indexer
+                .as_ref()
+                .zip(query_latent)
+                .map(|(indexer, width)| indexer.specs(builder, width)),
         }
     }
 
@@ -183,7 +187,8 @@ impl LatentAttentionConfig {
         let &BatchDims { rows, length, dtype, .. } = batch;
         let Some(indexer) = self.indexer.filter(|_| self.computes_index(length)) else { return Vec::new() };
         let [of_rows, of_length, of_heads] =
-            [logical::ACTIVATION_KV_BATCH, logical::ACTIVATION_LENGTH_ATTN, logical::ACTIVATION_HEADS].map(Some);
+            [logical::ACTIVATION_KV_BATCH, logical::ACTIVATION_LENGTH_ATTN, logical::ACTIVATION_HEADS]
+                .map(Some);
         let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>], dtype| Activation {
             name,
             dims: dims.to_vec(),
@@ -220,8 +225,10 @@ impl PartDescription for LatentAttentionConfig {
             dtype: dims.dtype,
             kept: Kept::Slots { stride: 1 },
         };
-        let mut arrays =
-            vec![array("latent", LATENT, self.sizes.latent), array("rotated_key", HEAD_DIM, self.sizes.rotated)];
+        let mut arrays = vec![
+            array("latent", LATENT, self.sizes.latent),
+            array("rotated_key", HEAD_DIM, self.sizes.rotated),
+        ];
         arrays.extend(self.indexer.map(|indexer| array("index_key", HEAD_DIM, indexer.width)));
         arrays
     }

@@ -309,8 +309,13 @@ fn transposed_tensors_give_the_same_blocks() {
         columns: Lanes { count: 2, offset: parameter, group: 1, period: 2 },
         portion: None,
     };
-    let tensor =
-        FileTensor { name: "x".to_owned(), dims: vec![2, 3, 4], blocks: 2, parts: vec![part(0), part(1)], copy_of: None };
+    let tensor = FileTensor {
+        name: "x".to_owned(),
+        dims: vec![2, 3, 4],
+        blocks: 2,
+        parts: vec![part(0), part(1)],
+        copy_of: None,
+    };
     let values: Vec<f32> = (0..24_u8).map(f32::from).collect();
     let array = HostArray::from_slice(DType::F32, &tensor.dims, &values).unwrap();
     let other = HostArray::from_slice(DType::F32, &[2, 4, 3], &transposed(&array)).unwrap();
