@@ -221,11 +221,7 @@ impl Config {
         merge.device_count(&request.environment);
         merge.config.settle_dataset();
         merge.forget_keys_about_layers();
-        merge.derive();
-        if let Some(description) = &request.description {
-            let used = merge.config.entry("mtp_num_layers").value.as_u64().unwrap_or(0);
-            merge.config.notes.extend(description.note_of_modules(used));
-        }
+        merge.derive_and_note(request.description.as_ref());
         let mut config = ConfigError::check(merge.config, merge.problems)?;
         config.space = OptimizerSpace::of(&config);
         Ok(config)
@@ -574,6 +570,13 @@ impl Merge {
                 });
             }
         }
+    }
+
+    /// Derives values from those that are settled, and notes what they leave out of published weights.
+    fn derive_and_note(&mut self, description: Option<&ModelDescription>) {
+        self.derive();
+        let used = self.config.entry("mtp_num_layers").value.as_u64().unwrap_or(0);
+        self.config.notes.extend(description.and_then(|description| description.note_of_modules(used)));
     }
 
     /// Applies the description of published weights, which `given` may override only if `may_override`.

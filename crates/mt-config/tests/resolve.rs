@@ -405,6 +405,25 @@ fn values_that_do_not_fit_name_each_other() {
 }
 
 #[test]
+fn an_indexer_fits_its_attention_and_its_stage() {
+    let with = |further: &[&'static str]| {
+        [&["model_name=deepseek3.2-671b", "override_model_config=true"], further].concat()
+    };
+    let check = |further: &[&'static str], parts: &[&str]| check_training_refused(&with(further), parts);
+    check_training_refused(&["use_indexer=true"], &["`attention_type` is `global`", "attention_type=mla"]);
+    check(&["q_lora_rank=0"], &["`use_indexer` is `true`", "`q_lora_rank` is `0`"]);
+    check(&["indexer_topk=0", "indexer_n_heads=0"], &["`indexer_topk` is `0`", "`indexer_n_heads` is `0`"]);
+    check(&["indexer_head_dim=32"], &["`indexer_head_dim` is `32`", "`qk_rope_head_dim` is `64`"]);
+    check(&["indexer_loss_scaling_factor=-1"], &["`indexer_loss_scaling_factor` is `-1"]);
+    check(&["indexer_loss_scaling_factor=1"], &["trainable_parameters_mask", "indexer_sparse_training=true"]);
+    check(&["indexer_use_approx_top_k=true"], &["approximate search of the attention indexer"]);
+    let warms_up =
+        |own| training(&with(&["indexer_loss_scaling_factor=1", own])).unwrap().model.indexer.warms_up();
+    assert!(warms_up("trainable_parameters_mask=.*indexer.*"));
+    assert!(!warms_up("indexer_sparse_training=true"));
+}
+
+#[test]
 fn sampling_is_checked_when_decoding() {
     let decode = |arguments: &[&str]| DecodeConfig::from_config(&resolved(arguments));
     assert!(decode(&[]).is_ok());

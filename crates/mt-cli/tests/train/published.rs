@@ -256,6 +256,32 @@ fn a_published_model_is_tuned() {
     assert_eq!(of("run.npy"), of("back.npy"));
 }
 
+/// Modules that predict further tokens are loaded on request, and said to be left out otherwise.
+#[test]
+fn modules_that_predict_further_tokens_are_loaded_on_request() {
+    let sandbox = Sandbox::new();
+    copy(&sandbox, "deepseek3_predicting", true);
+    let (answers, errors) =
+        decode(&sandbox, &["hf_model_path=model", "prompt=Hello", "max_target_length=20"]);
+    assert!(errors.contains("have 2 modules that predict further tokens"), "{errors}");
+    assert!(errors.contains("set `mtp_num_layers=2`"), "{errors}");
+    let with = ["hf_model_path=model", "mtp_num_layers=2"];
+    let (same, errors) = decode(&sandbox, &[&with[..], &["prompt=Hello", "max_target_length=20"]].concat());
+    assert_eq!(same, answers);
+    assert!(!errors.contains("note: "), "{errors}");
+    tune(&sandbox, "tuned", &[&with[..], &["steps=2"]].concat()).succeeded();
+    maxtext(
+        &sandbox,
+        &[&["checkpoint", "export"], &with[..], &["--dtype=float32", "--output", "back"]].concat(),
+    )
+    .succeeded();
+    let description: Value =
+        serde_json::from_str(&fs::read_to_string(sandbox.path("back/config.json")).unwrap()).unwrap();
+    assert_eq!(description["num_nextn_predict_layers"], 2);
+    let back = ["hf_model_path=back", "mtp_num_layers=2", "prompt=Hello", "max_target_length=20"];
+    assert_eq!(decode(&sandbox, &back).0, answers);
+}
+
 /// A quantized model is decoded and tuned as one of dense weights.
 #[test]
 fn a_quantized_model_is_decoded_and_tuned() {

@@ -107,7 +107,7 @@ fn mixtures_have_the_published_number_of_weights() {
 #[test]
 fn named_mixtures_are_built() {
     let of_envy = ["envy-test", "envy-switch-base", "envy-switch-large", "envy-switch-xxl"];
-    for name in WITH_EXPERTS.iter().map(|(name, ..)| *name).chain(of_envy) {
+    for name in WITH_EXPERTS.iter().map(|(name, ..)| *name).chain(of_envy).chain(["deepseek3.2-671b"]) {
         let arguments = vec![format!("model_name={name}"), "dataset_type=synthetic".to_owned()];
         let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
         let missing: Vec<String> = config.missing_features().iter().map(ToString::to_string).collect();

@@ -257,3 +257,46 @@ fn ties_go_to_the_earliest_keys() {
     let all = logits_of(&["indexer_mask_exact_topk=false"], None);
     assert_eq!(all, logits_of(&["use_indexer=false"], None));
 }
+
+/// The names of MaxText's checkpoints, scanned and not.
+#[test]
+fn parameters_have_names_of_maxtext() {
+    use mt_models::Storage;
+
+    let own = ["k_norm/bias", "k_norm/scale", "weights_proj/kernel", "wk/kernel", "wq_b/kernel"];
+    for (scan, layers) in [
+        ("scan_layers=true", &["dense_layers", "moe_layers"][..]),
+        ("scan_layers=false", &["dense_layers_0", "moe_layers_0"]),
+    ] {
+        let keys = [TINY, &[scan, "first_num_dense_layers=1"]].concat();
+        let model = decoder(&keys);
+        let mut made: Vec<String> = model.storage().iter().map(|stored| stored.key.join("/")).collect();
+        made.retain(|key| key.contains("indexer"));
+        made.sort();
+        let of_layer =
+            |layer: &&str| own.map(|name| format!("decoder/{layer}/self_attention/indexer/{name}"));
+        assert_eq!(made, layers.iter().flat_map(of_layer).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn chosen_pairs_and_scores_count_as_operations() {
+    use mt_models::Description;
+
+    let flops = |keys: &[&str], length| {
+        let model = decoder(&[TINY, &["base_num_decoder_layers=1"], keys].concat());
+        let count = model.flops();
+        count.training_step(1, length) - 6.0 * (count.weights_per_token * length) as f64
+    };
+    // A head has 9 dimensions of keys and 6 of values, and the indexer 7 heads of 9 dimensions and a weight.
+    let (width, index) = (3.0 * 15.0, 7.0 * 10.0);
+    let plain = |length: f64| 6.0 * width * length * length / 2.0;
+    let scores = |length: f64| 6.0 * index * length * length / 2.0;
+    assert_eq!(flops(&["use_indexer=false"], 100), plain(100.0));
+    assert_eq!(flops(&["indexer_topk=100"], 100), plain(100.0));
+    let chosen = 6.0 * width * 20.0 * (100.0 - 10.0);
+    assert_eq!(flops(&["indexer_topk=20"], 100), chosen + scores(100.0));
+    let keys = ["indexer_topk=20", WEIGHTED, WARM_UP];
+    assert_eq!(flops(&keys, 100), plain(100.0) + scores(100.0));
+    assert_eq!(flops(&keys, 10), plain(10.0) + scores(10.0));
+}

@@ -190,7 +190,7 @@ impl IndexerOptions {
         let least = best.slice(RANK, self.num_chosen - 1, self.num_chosen).squeeze(RANK).named(CUTOFF);
         let level = least.broadcast(&axes);
         let chosen = if self.is_exact {
-            // Of equal scores, `top_k` takes the first ones, so it took those up to the last one that it took.
+            // `top_k` takes the first of equal scores: those up to the last one that it took.
             let outside = places.region().full(DType::I32, &places.axes(), -1.0);
             let ties = best.equals(least.broadcast(&best.axes())).select(places, outside);
             let last = ties.max(&[RANK]).named(CUTOFF).broadcast(&axes);
