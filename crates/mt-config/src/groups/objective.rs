@@ -35,6 +35,14 @@ group! {
 impl ObjectiveGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         self.check_block_diffusion(config, problems);
+        let is_set = |key: &str| config.entry(key).value == true;
+        let masks = self.training_objective == TrainingObjective::BlockDiffusion;
+        if masks && is_set("use_sft") && is_set("sft_train_on_completion_only") {
+            report(
+                problems,
+                not_built(config.entry("sft_train_on_completion_only"), features::MASKED_ANSWERS),
+            );
+        }
         if self.mtp_eval_target_module > self.mtp_num_layers {
             problems.push(Problem::inconsistent(
                 format!(
@@ -83,14 +91,6 @@ impl ObjectiveGroup {
             return;
         }
         if !is_diffusion {
-            return;
-        }
-        let is_set = |key: &str| config.entry(key).value == true;
-        if is_set("use_sft") && is_set("sft_train_on_completion_only") {
-            report(
-                problems,
-                not_built(config.entry("sft_train_on_completion_only"), features::MASKED_ANSWERS),
-            );
             return;
         }
         let (block, length) = (number("causal_block_size"), self.max_target_length);

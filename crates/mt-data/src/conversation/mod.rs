@@ -109,7 +109,7 @@ impl Conversations {
     /// The tokens of a record, at most `max_tokens`. An example whose answers would be cut away entirely has no tokens.
     ///
     /// # Errors
-    /// The reason why the record is no conversation, or why its answers cannot be told from the rest.
+    /// The reason why the record is no conversation, or why its answers cannot be distinguished from the rest.
     pub fn encode(
         &self,
         record: &str,
