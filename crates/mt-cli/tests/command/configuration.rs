@@ -265,10 +265,10 @@ fn commands_are_checked() {
 }
 
 #[test]
-fn models_that_are_not_built_are_refused_by_their_family() {
+fn features_that_are_not_built_are_refused_by_name() {
     check_wrong(
-        &["config", "check", "model_name=qwen3-custom-30b-a3b", "dataset_type=synthetic"],
-        &["the model family `qwen3_custom_moe` is not built yet"],
+        &["config", "check", "attention=paged", "dataset_type=synthetic"],
+        &["a paged cache is not built yet"],
     );
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::ASSISTANT;
 use crate::chat::ChatTemplate;
 
-/// The reason why answers cannot be told from the rest.
+/// The reason why answers cannot be distinguished from the rest.
 pub(super) const CHANGES_PROMPTS: &str = "the chat template renders the conversation before an answer otherwise than with \
      it, as templates do that leave out earlier reasoning, so the answer's tokens cannot be distinguished from the rest\n\
      hint: use a template with `{% generation %}` around answers, split the conversation into several with one answer \
