@@ -158,9 +158,16 @@ fn setting() -> impl Strategy<Value = (&'static Key, Value, Value)> {
     setting_of(settable())
 }
 
-/// A value as a shell argument.
+/// A value as a shell argument. Within lists, control characters are escaped, since they are unprintable in YAML.
 fn as_text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    if let Some(text) = value.as_str() {
+        return text.to_owned();
+    }
+    let escaped = |character: char| match character.is_control() {
+        true => format!("\\u{:04x}", u32::from(character)),
+        false => character.to_string(),
+    };
+    value.to_string().chars().map(escaped).collect()
 }
 
 /// A value as YAML: JSON with all non-ASCII characters escaped, since some are unprintable in YAML.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mt_data::{
-    AddedEnds, ChatTemplate, ConversationColumns, Conversations, DatasetOptions, Packing, RecordFormat,
-    Remainder, Source, Tokenizer, TrainIterator, arrays,
+    AddedEnds, ChatTemplate, ConversationColumns, Conversations, Dataset, DatasetOptions, Packing,
+    RecordFormat, Remainder, Source, Tokenizer, TrainIterator, arrays,
 };
 use serde_json::{Value, json};
 
@@ -204,4 +204,128 @@ fn a_record_is_named_by_its_line() {
     assert_eq!(error.to_string(), format!("`{}`, line 3: the answer in column `a` is empty", path.display()));
     let error = open(&["q".to_owned(), "answer".to_owned()]).unwrap_err().to_string();
     assert!(error.contains("line 1 has no column `answer`; it has `q`, `a`"), "{error}");
+}
+
+/// Without answers only, nothing depends on where answers are: templates may change earlier ones, and there may be none.
+#[test]
+fn all_tokens_of_any_conversation_can_be_learned() {
+    let (directory, tokenizer) = tokenizer();
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let turns = json!([turn("user", "a"), turn("assistant", "b"), turn("user", "c"), turn("assistant", "d")]);
+    for messages in [turns, json!([turn("user", "a")])] {
+        let record = json!({ "messages": messages });
+        let form = Conversations::new(columns(&record), Some(template("chatml", directory.path())), false);
+        let document = form.encode(&record.to_string(), &tokenizer, BOTH, 1000).unwrap();
+        assert!(document.tokens.len() > 5 && document.trained.is_empty());
+    }
+}
+
+#[test]
+fn whole_characters_are_learned() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "{% for message in messages %}{% if message.role == 'assistant' %}{% generation %}{{ message.content }}\
+                {% endgeneration %}|{% else %}{{ message.content }}|{% endif %}{% endfor %}";
+    let template = ChatTemplate::from_text("short", text, directory.path()).unwrap();
+    let record =
+        json!({"messages": [{"role": "user", "content": "é"}, {"role": "assistant", "content": "a漢"}]});
+    let form = Conversations::new(columns(&record), Some(template), true);
+    let document = form.encode(&record.to_string(), &Tokenizer::bytes(), BOTH, 1000).unwrap();
+    let [no, yes] = [false, true];
+    assert_eq!(document.trained, [no, no, no, yes, yes, yes, yes, no]);
+}
+
+#[test]
+fn answers_that_a_template_does_not_mark_are_an_error() {
+    let (directory, tokenizer) = tokenizer();
+    let text = "{% for message in messages %}{{ message.content }}{% if message.marked %}{% generation %}x\
+                {% endgeneration %}{% endif %}{% endfor %}";
+    let template = ChatTemplate::from_text("unmarked", text, directory.path()).unwrap();
+    let record =
+        json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]});
+    let form = Conversations::new(columns(&record), Some(template), true);
+    let error = form.encode(&record.to_string(), &tokenizer, BOTH, 1000).unwrap_err();
+    assert!(error.starts_with("no token has a loss"), "{error}");
+}
+
+#[test]
+fn parquet_files_hold_the_same_conversations() {
+    let (directory, tokenizer) = tokenizer();
+    let files = vec![goldens("conversations/conversations.parquet").to_str().unwrap().to_owned()];
+    let columns = vec!["messages".to_owned()];
+    let open = |columns: Vec<String>| {
+        Dataset::open(&Source::Records { files: files.clone(), format: RecordFormat::Parquet, columns })
+    };
+    let dataset = open(columns.clone()).unwrap();
+    let template = template("marked", directory.path());
+    let form = Conversations::new(ConversationColumns::of(&columns).unwrap(), Some(template), true);
+    let content = golden_cases();
+    assert_eq!(dataset.num_documents(), 3);
+    for (index, record) in dataset.documents().enumerate() {
+        let document = form.encode(&record.unwrap(), &tokenizer, BOTH, 1000).unwrap();
+        assert_eq!(json!(document.tokens), content["cases"][index]["tokens"], "{index}");
+        assert_eq!(json!(document.trained), content["cases"][index]["trained"], "{index}");
+    }
+    let error = open(vec!["turns".to_owned()]).unwrap_err().to_string();
+    assert!(error.contains("has no column `turns`; it has `id`, `messages`"), "{error}");
+}
+
+/// Neither a template's place nor the day changes the meaning of a data position.
+#[test]
+fn templates_are_the_same_wherever_they_are() {
+    let (first, second) = (tokenizer().0, tokenizer().0);
+    let text = "{{ strftime_now('%Y-%m-%d %H:%M:%S') }}{% for message in messages %}{{ message.content }}{% endfor %}";
+    let open = |directory: &Path| {
+        fs::write(directory.join("chat_template.jinja"), text).unwrap();
+        ChatTemplate::load(directory).unwrap().unwrap()
+    };
+    fs::write(first.path().join("chat_template_time.txt"), "2024-07-06T09:05:03\n").unwrap();
+    let template = open(first.path()).at_first_use_in(first.path()).unwrap();
+    fs::copy(first.path().join("chat_template_time.txt"), second.path().join("chat_template_time.txt"))
+        .unwrap();
+    let moved = open(second.path()).at_first_use_in(second.path()).unwrap();
+    let form = |template: ChatTemplate| {
+        let columns = ConversationColumns::of(&["messages".to_owned()]).unwrap();
+        Conversations::new(columns, Some(template), true)
+    };
+    let rendered = template.render(&[], false, None).unwrap();
+    assert_eq!(rendered, "2024-07-06 09:05:03");
+    assert!(form(template.clone()) == form(moved));
+    let other = open(first.path()).at("2025-01-01T00:00:00").unwrap();
+    assert!(form(template) != form(other));
+    let fresh = tokenizer().0;
+    let now = open(fresh.path()).at_first_use_in(fresh.path()).unwrap();
+    assert!(form(now) == form(open(fresh.path()).at_first_use_in(fresh.path()).unwrap()));
+}
+
+#[test]
+fn several_templates_are_kept() {
+    let (directory, _) = tokenizer();
+    let content = json!({"chat_template": [
+        {"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"},
+    ]});
+    let file = directory.path().join("both.json");
+    fs::write(&file, content.to_string()).unwrap();
+    fs::write(directory.path().join("chat_template.jinja"), "earlier").unwrap();
+    ChatTemplate::load_file(&file, directory.path()).unwrap().save(directory.path()).unwrap();
+    let kept = ChatTemplate::load(directory.path()).unwrap().unwrap();
+    assert_eq!(kept.render(&[], false, None).unwrap(), "plain");
+    assert_eq!(kept.render(&[], false, Some(&json!([{"name": "a"}]))).unwrap(), "with tools");
+}
+
+#[test]
+fn tools_are_a_list_or_its_text() {
+    let (directory, tokenizer) = tokenizer();
+    let text = "{{ tools | tojson }}{% for message in messages %}{{ message.content }}|{% endfor %}";
+    let template = ChatTemplate::from_text("tools", text, directory.path()).unwrap();
+    let encode = |tools: Value| {
+        let record = json!({"prompt": "a", "completion": "b", "tools": tools});
+        let form = Conversations::new(columns(&record), Some(template.clone()), true);
+        form.encode(&record.to_string(), &tokenizer, BOTH, 1000)
+    };
+    let [none, empty, text] = [Value::Null, json!([]), json!("[]")].map(|tools| encode(tools).unwrap());
+    assert!(none == empty && none == text);
+    assert_eq!(encode(json!([{"a": 1}])).unwrap(), encode(json!("[{\"a\": 1}]")).unwrap());
+    for wrong in [json!("{}"), json!(3), json!("nothing")] {
+        assert!(encode(wrong).unwrap_err().contains("column `tools`"));
+    }
 }

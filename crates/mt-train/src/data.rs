@@ -162,25 +162,22 @@ impl DataRequest<'_> {
     }
 
     /// The chat template of conversations: that of the keys, which the run's tokenizer keeps, or the tokenizer's own.
+    /// It sees the same time whenever the run is resumed.
     fn chat_template(&self, train: &Source) -> Result<Option<ChatTemplate>, TrainError> {
         if !is_of_records(train) {
             return Ok(None);
         }
         let directory = tokenizer_directory(self.run_directory);
-        let file = directory.join(ChatTemplate::FILE);
         let given = match (&self.data.chat_template, &self.data.chat_template_path) {
             (Some(text), _) => Some(ChatTemplate::from_text("chat_template", text, &directory)?),
             (None, Some(path)) => Some(ChatTemplate::load_file(path, &directory)?),
             (None, None) => None,
         };
-        match given {
-            Some(template) => {
-                let text = template.text().unwrap_or_default();
-                std::fs::write(&file, text).map_err(TrainError::io("write", &file))?;
-                Ok(Some(template))
-            }
-            None => Ok(ChatTemplate::load(&directory)?),
+        if let Some(template) = &given {
+            template.save(&directory)?;
         }
+        let template = given.map_or_else(|| ChatTemplate::load(&directory), |template| Ok(Some(template)))?;
+        Ok(template.map(|template| template.at_first_use_in(&directory)).transpose()?)
     }
 
     fn sources(&self) -> Result<(Source, Option<Source>), TrainError> {

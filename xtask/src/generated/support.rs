@@ -137,10 +137,7 @@ mod tests {
     #[test]
     fn refused_choices_are_not_said_to_work() {
         let rows = part();
-        assert!(
-            rows.contains("`envy`, `qwen3_next`, `qwen3_5`, `simple`, `simple_mlp` |  |"),
-            "{rows}"
-        );
+        assert!(rows.contains("`envy`, `qwen3_next`, `qwen3_5`, `simple`, `simple_mlp` |  |"), "{rows}");
         // The default of a key that is refused as a whole counts as built.
         assert!(
             rows.contains(

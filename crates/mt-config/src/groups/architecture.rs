@@ -230,12 +230,6 @@ impl HyperConnectionGroup {
                 "hyper-connections in this model family",
             ));
         }
-        if config.entry("mtp_num_layers").value != 0 {
-            problems.push(not_built(
-                config.entry("mtp_num_layers"),
-                "multi-token prediction with hyper-connections",
-            ));
-        }
         if self.enable_mhc_lite && self.mhc_expansion_rate > MOST_PERMUTED {
             problems.push(Problem::inconsistent(
                 format!(
@@ -338,7 +332,14 @@ impl AttentionGroup {
                 "use `attention=dot_product`, or leave `attention` out",
             ));
         }
-        if self.attention_type == AttentionType::Full {
+        if config.entry("use_indexer").value == true {
+            problems.push(Problem::inconsistent(
+                format!("{}, but {} chooses keys, too", config.stated("moba"), config.stated("use_indexer")),
+                "leave one of them out",
+            ));
+        }
+        let without_chunks = [AttentionType::Full, AttentionType::BlockDiffusion, AttentionType::Compressed];
+        if without_chunks.contains(&self.attention_type) {
             problems.push(Problem::inconsistent(
                 format!(
                     "{}, which chooses earlier chunks, but {}",

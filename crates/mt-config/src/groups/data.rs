@@ -124,6 +124,12 @@ impl DataGroup {
                 "write conversations as JSON lines (`hf_path=json`) or parquet (`hf_path=parquet`), or use `use_sft=false`",
             ));
         }
+        if self.use_truncation == Some(false) {
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}", config.stated("use_sft"), config.stated("use_truncation")),
+                "leave out `use_truncation`: a conversation never continues in another sequence, so its end is cut; or raise `max_target_length`",
+            ));
+        }
         if self.packing && self.grain_packing_type == PackingType::ConcatThenSplit {
             problems.push(Problem::inconsistent(
                 format!(

@@ -13,6 +13,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .refused(features::PREFERENCE_OPTIMIZATION)
                 .acts_on("preference optimization"),
             Key::boolean("use_sft", false, "Train on conversations or on pairs of a prompt and an answer.")
+                .only_with("dataset_type", &["hf"])
                 .acts_on("data"),
             Key::boolean(
                 "sft_train_on_completion_only",

@@ -5,8 +5,9 @@
 mod generation;
 mod json;
 
-use std::fmt::Write;
+use std::fmt::Write as _;
 use std::fs;
+use std::io::Write as _;
 use std::ops::Range;
 use std::path::Path;
 
@@ -18,10 +19,13 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use serde_json::{Map, Value as Json, json};
 
 use crate::error::{DataError, Result};
+use crate::files::replace;
 use crate::tokenizer::{SPECIAL_TOKENS_MAP_FILE, TOKENIZER_CONFIG_FILE, text_of};
 
 /// The files that may hold a directory's template, in order of precedence. `tokenizer_config.json` comes last.
 const TEMPLATE_FILES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
+/// The file with the time that templates see when they render training data.
+const TIME_FILE: &str = "chat_template_time.txt";
 /// In a directory with several templates, the names of the general one and of the one for tools.
 const DEFAULT: &str = "default";
 const FOR_TOOLS: &str = "tool_use";
@@ -51,15 +55,41 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The file of a Hugging Face directory that holds the text of its only template.
-    pub const FILE: &'static str = TEMPLATE_FILES[0];
+    /// Everything that determines what the template renders.
+    pub(crate) fn identity(&self) -> Json {
+        json!([self.sources, self.special, self.now.map(|now| now.to_rfc3339())])
+    }
 
-    /// The text of the template; `None` if there are several.
-    pub fn text(&self) -> Option<&str> {
-        match &self.sources[..] {
-            [(_, text)] => Some(text),
-            _ => None,
+    /// Writes the template into a directory, where [`ChatTemplate::load`] finds it.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn save(&self, directory: &Path) -> Result<()> {
+        let [text_file, json_file] = TEMPLATE_FILES.map(|name| directory.join(name));
+        if let [(_, text)] = &self.sources[..] {
+            return replace(&text_file, |file| file.write_all(text.as_bytes()));
         }
+        let named = |(name, text): &(String, String)| json!({ "name": name, "template": text });
+        let content = json!({ "chat_template": self.sources.iter().map(named).collect::<Vec<_>>() });
+        if text_file.exists() {
+            // It would be found first.
+            fs::remove_file(&text_file).map_err(DataError::io("remove", &text_file))?;
+        }
+        replace(&json_file, |file| file.write_all(content.to_string().as_bytes()))
+    }
+
+    /// The template, which sees the same time whenever this directory is used: that of the first use, which a file keeps.
+    ///
+    /// # Errors
+    /// The file cannot be read or written, or holds no time.
+    pub fn at_first_use_in(self, directory: &Path) -> Result<Self> {
+        let path = directory.join(TIME_FILE);
+        if !path.exists() {
+            let now = Local::now().format("%Y-%m-%dT%H:%M:%S").to_string();
+            replace(&path, |file| file.write_all(now.as_bytes()))?;
+        }
+        let time = fs::read_to_string(&path).map_err(DataError::io("read", &path))?;
+        self.at(time.trim())
     }
 
     /// The template of a Hugging Face directory, or `None` without one: `chat_template.jinja`, or `chat_template` of

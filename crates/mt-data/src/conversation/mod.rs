@@ -13,6 +13,9 @@ use crate::tokenizer::{EncodedDocument, Tokenizer};
 
 use spans::assistant_spans;
 
+/// The reason why an example teaches nothing.
+const WITHOUT_LOSS: &str = "no token has a loss: the chat template writes no text of the assistant, or not within its \
+     `{% generation %}` blocks";
 /// The role whose messages are answers.
 const ASSISTANT: &str = "assistant";
 /// The column of a record that lists the tools of its conversation.
@@ -102,8 +105,12 @@ impl Conversations {
 
     /// A hash of everything that determines the tokens of a record, other than the tokenizer.
     pub(crate) fn fingerprint(&self) -> String {
-        let text = format!("{:?} {:?} {}", self.columns, self.template, self.answers_only);
-        hex(&Sha256::digest(text)[..16])
+        let columns = match &self.columns {
+            ConversationColumns::Messages(column) => json!([column]),
+            ConversationColumns::Pair { prompt, answer } => json!([prompt, answer]),
+        };
+        let template = self.template.as_ref().map(ChatTemplate::identity);
+        hex(&Sha256::digest(json!([columns, template, self.answers_only]).to_string())[..16])
     }
 
     /// The tokens of a record, at most `max_tokens`. An example whose answers would be cut away entirely has no tokens.
@@ -117,24 +124,34 @@ impl Conversations {
         adds: AddedEnds,
         max_tokens: usize,
     ) -> Result<EncodedDocument, String> {
-        let record: Map<String, Value> =
+        let record: Value =
             serde_json::from_str(record).map_err(|error| format!("is not a JSON object: {error}"))?;
-        let mut document = match &self.columns {
+        let Value::Object(record) = without_nulls(record) else {
+            return Err("is not a JSON object".to_owned());
+        };
+        let document = match &self.columns {
             ConversationColumns::Messages(column) => self.encode_messages(&record, column, tokenizer)?,
             ConversationColumns::Pair { prompt, answer } => {
                 self.encode_pair(&record, [prompt, answer], tokenizer, adds)?
             }
         };
-        if !self.answers_only {
-            document.trained.clear();
+        self.cut(document, max_tokens)
+    }
+
+    /// Cuts a conversation to `max_tokens`, and counts it.
+    fn cut(&self, mut document: EncodedDocument, max_tokens: usize) -> Result<EncodedDocument, String> {
+        // The first token is only an input.
+        let has_loss =
+            |document: &EncodedDocument| (1..document.tokens.len()).any(|target| document.is_trained(target));
+        if !has_loss(&document) {
+            return Err(WITHOUT_LOSS.to_owned());
         }
         self.counts.read.fetch_add(1, Ordering::Relaxed);
         if document.tokens.len() > max_tokens {
             document.tokens.truncate(max_tokens);
             document.bytes.truncate(max_tokens);
             document.trained.truncate(max_tokens);
-            // The first token is only an input.
-            if !(1..max_tokens).any(|target| document.is_trained(target)) {
+            if !has_loss(&document) {
                 self.counts.left_out.fetch_add(1, Ordering::Relaxed);
                 return Ok(EncodedDocument::default());
             }
@@ -156,14 +173,24 @@ impl Conversations {
             )
         })?;
         let messages = messages(value(record, column)?, column)?;
+        let tools = tools(record)?;
+        if !self.answers_only {
+            let text = spans::render(template, &messages, &tools, false)?;
+            return tokenizer.encode_rendered(&text).map_err(|error| error.to_string());
+        }
         check_answers(&messages, column)?;
-        let (text, answers) = assistant_spans(template, &messages, &tools(record)?)?;
+        let (text, answers) = assistant_spans(template, &messages, &tools)?;
         let mut document = tokenizer.encode_rendered(&text).map_err(|error| error.to_string())?;
-        let mut start = 0;
+        let (mut start, mut is_before_trained) = (0, false);
         let is_trained = |bytes: &u32| {
             let token = start..start + *bytes as usize;
             start = token.end;
-            answers.iter().any(|answer| token.start < answer.end && token.end > answer.start)
+            // A token without bytes continues the character of the token before it.
+            if !token.is_empty() {
+                is_before_trained =
+                    answers.iter().any(|answer| token.start < answer.end && token.end > answer.start);
+            }
+            is_before_trained
         };
         document.trained = document.bytes.iter().map(is_trained).collect();
         Ok(document)
@@ -179,7 +206,9 @@ impl Conversations {
         let [prompt, answer] = [value(record, columns[0])?, value(record, columns[1])?];
         let (document, prompt) = match (&self.template, prompt, answer) {
             (None, Value::String(prompt), Value::String(answer)) => {
-                check_text(answer, columns[1])?;
+                if self.answers_only {
+                    check_text(answer, columns[1])?;
+                }
                 let whole = format!("{prompt}{answer}");
                 let document = tokenizer.encode_document(&whole, adds.bos, adds.eos);
                 (document, tokenizer.encode_document(prompt, adds.bos, false))
@@ -194,22 +223,22 @@ impl Conversations {
             (Some(template), prompt, answer) => {
                 let prompt = as_messages(prompt, "user", columns[0])?;
                 let answer = as_messages(answer, ASSISTANT, columns[1])?;
-                check_answers(&answer, columns[1])?;
                 let tools = tools(record)?;
-                let asked = spans::render(template, &prompt, &tools, true)?;
                 let whole = spans::render(template, &[&prompt[..], &answer].concat(), &tools, false)?;
-                // Some templates end prompts with an empty thought that they leave out of whole conversations.
-                let is_kept = whole.starts_with(&asked)
-                    || whole.starts_with(&spans::render(template, &prompt, &tools, false)?);
-                if !is_kept {
-                    return Err(spans::CHANGES_PROMPTS.to_owned());
+                if !self.answers_only {
+                    return tokenizer.encode_rendered(&whole).map_err(|error| error.to_string());
                 }
+                check_answers(&answer, columns[1])?;
+                let asked = spans::render(template, &prompt, &tools, true)?;
+                spans::shared_prefix(template, &prompt, &tools, &asked, &whole)?;
                 (tokenizer.encode_rendered(&whole), tokenizer.encode_rendered(&asked))
             }
         };
         let mut document = document.map_err(|error| error.to_string())?;
         let prompt = prompt.map_err(|error| error.to_string())?;
-        document.trained = after(&document, &prompt);
+        if self.answers_only {
+            document.trained = after(&document, &prompt);
+        }
         Ok(document)
     }
 }
@@ -219,6 +248,19 @@ impl Conversations {
 fn after(document: &EncodedDocument, prompt: &EncodedDocument) -> Vec<bool> {
     let shared = document.tokens.iter().zip(&prompt.tokens).take_while(|(own, asked)| own == asked).count();
     (0..document.tokens.len()).map(|index| index >= shared).collect()
+}
+
+/// A value without the fields that are null. Columnar files give all objects of a column the same fields, and templates
+/// would write those.
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Array(values) => Value::Array(values.into_iter().map(without_nulls).collect()),
+        Value::Object(fields) => {
+            let present = fields.into_iter().filter(|(_, field)| !field.is_null());
+            Value::Object(present.map(|(name, field)| (name, without_nulls(field))).collect())
+        }
+        other => other,
+    }
 }
 
 fn value<'a>(record: &'a Map<String, Value>, column: &str) -> Result<&'a Value, String> {
@@ -277,11 +319,17 @@ fn check_answers(messages: &[Value], column: &str) -> Result<(), String> {
 
 /// The tools of a record's conversation: a list, or its JSON text. `null` without tools.
 fn tools(record: &Map<String, Value>) -> Result<Value, String> {
-    match record.get(TOOLS) {
+    let list = match record.get(TOOLS) {
         Some(Value::String(text)) if !text.trim().is_empty() => {
-            serde_json::from_str(text).map_err(|error| format!("column `{TOOLS}` is not JSON: {error}"))
+            serde_json::from_str(text).map_err(|error| format!("column `{TOOLS}` is not JSON: {error}"))?
         }
-        Some(list @ Value::Array(tools)) if !tools.is_empty() => Ok(list.clone()),
-        _ => Ok(Value::Null),
+        None | Some(Value::String(_)) => Value::Null,
+        Some(other) => other.clone(),
+    };
+    match list {
+        Value::Null => Ok(Value::Null),
+        Value::Array(tools) if tools.is_empty() => Ok(Value::Null),
+        Value::Array(_) => Ok(list),
+        _ => Err(format!("column `{TOOLS}` does not hold a list of tools, or the JSON text of one")),
     }
 }

@@ -31,6 +31,21 @@ fn variables(tools: &Value, add_generation_prompt: bool) -> Map<String, Value> {
     variables
 }
 
+/// The number of bytes that a conversation shares with the prompt for its next answer, `asked`. Some templates end prompts
+/// with the beginning of a thought that they leave out of whole conversations.
+pub(super) fn shared_prefix(
+    template: &ChatTemplate,
+    prompt: &[Value],
+    tools: &Value,
+    asked: &str,
+    whole: &str,
+) -> Result<usize, String> {
+    let shared = asked.char_indices().zip(whole.chars()).find(|((_, own), other)| own != other);
+    let shared = shared.map_or(asked.len().min(whole.len()), |((at, _), _)| at);
+    let is_kept = shared == asked.len() || shared >= render(template, prompt, tools, false)?.len();
+    if is_kept { Ok(shared) } else { Err(CHANGES_PROMPTS.to_owned()) }
+}
+
 /// Renders a conversation, and finds the bytes of its answers, each with the text that ends it: where the template marks
 /// them, or else by rendering the conversation before and up to each answer.
 pub(super) fn assistant_spans(
@@ -45,12 +60,12 @@ pub(super) fn assistant_spans(
     let text = render(template, messages, tools, false)?;
     let mut answers = Vec::new();
     for (index, _) in messages.iter().enumerate().filter(|(_, message)| message["role"] == ASSISTANT) {
-        let before = render(template, &messages[..index], tools, true)?;
+        let asked = render(template, &messages[..index], tools, true)?;
         let with = render(template, &messages[..=index], tools, false)?;
-        if !with.starts_with(&before) || !text.starts_with(&with) {
+        if !text.starts_with(&with) {
             return Err(CHANGES_PROMPTS.to_owned());
         }
-        answers.push(before.len()..with.len());
+        answers.push(shared_prefix(template, &messages[..index], tools, &asked, &with)?..with.len());
     }
     Ok((text, answers))
 }

@@ -1,5 +1,6 @@
 //! Extraction of the text in a line of JSON.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -32,18 +33,20 @@ pub(super) fn text_under(line: &str, column: &str) -> Result<String, JsonProblem
     }
 }
 
-/// The JSON object in a line, which has all of `columns`. The error names the column that is missing.
+/// The JSON object in a line, which has all of `columns` as keys. The error names the column that is missing.
 pub(super) fn record_with(line: &str, columns: &[String]) -> Result<String, (String, JsonProblem)> {
-    let first = columns.first().map(String::as_str).unwrap_or_default();
-    for column in columns {
-        match text_under(line, column) {
-            // Records hold values of any type.
-            Ok(_) | Err(JsonProblem::Type(_)) => {}
-            Err(problem @ JsonProblem::Missing(_)) => return Err((column.clone(), problem)),
-            Err(problem) => return Err((first.to_owned(), problem)),
-        }
+    let first = columns.first().cloned().unwrap_or_default();
+    match serde_json::from_str::<HashMap<String, IgnoredAny>>(line) {
+        Ok(fields) => match columns.iter().find(|column| !fields.contains_key(*column)) {
+            None => Ok(line.to_owned()),
+            Some(missing) => Err((missing.clone(), JsonProblem::Missing(self::columns(line)))),
+        },
+        // The same messages as for lines with one text.
+        Err(error) => match text_under(line, &first) {
+            Err(problem @ JsonProblem::Syntax(_)) => Err((first, problem)),
+            _ => Err((first, JsonProblem::Syntax(syntax(line, &error)))),
+        },
     }
-    Ok(line.to_owned())
 }
 
 fn syntax(line: &str, error: &serde_json::Error) -> String {

@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use parquet::basic::Type as PhysicalType;
+use parquet::basic::{ConvertedType, LogicalType, Type as PhysicalType};
 use parquet::column::reader::ColumnReader;
 use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
+use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
-use parquet::schema::types::{SchemaDescriptor, Type};
+use parquet::schema::types::{ColumnPath, SchemaDescriptor, Type};
 
 use super::Identity;
 use super::guard::guarded;
@@ -96,6 +97,7 @@ impl ParquetDocuments {
                 RowContent::Text(column) => Some(find_column(path, schema, column)?),
                 RowContent::Record(columns) => projection(path, schema, columns).map(|_| None)?,
             };
+            let text_path = number.map(|number| schema.column(number).path().string());
             for (index, group) in metadata.row_groups().iter().enumerate() {
                 let invalid = |what: &str| DataError::Parquet {
                     path: path.clone(),
@@ -109,11 +111,12 @@ impl ParquetDocuments {
                 if number.is_some_and(|number| group.column(number).num_values() != group.num_rows()) {
                     return Err(invalid("another number of values than of rows"));
                 }
-                let bytes = match number {
-                    Some(number) => group.column(number).uncompressed_size(),
-                    None => group.total_byte_size(),
+                let is_read = |leaf: &ColumnChunkMetaData| match &content {
+                    RowContent::Text(_) => Some(leaf.column_path().string()) == text_path,
+                    RowContent::Record(columns) => is_projected(leaf.column_path(), columns),
                 };
-                let bytes = u64::try_from(bytes).unwrap_or(0);
+                let sizes = group.columns().iter().filter(|leaf| is_read(leaf));
+                let bytes = sizes.map(|leaf| u64::try_from(leaf.uncompressed_size()).unwrap_or(0)).sum();
                 groups.push(Group { file, index, column: number });
                 blocks.push(Block { first, count, bytes });
                 first = count.checked_add(first).ok_or_else(|| invalid("too many rows"))?;
@@ -296,6 +299,16 @@ fn tail(path: &Path) -> Result<(u64, u32)> {
     Ok((length, crc32c::crc32c(&end)))
 }
 
+/// Whether records with these columns hold a top-level column.
+fn is_record_column(name: &str, columns: &[String]) -> bool {
+    columns.iter().any(|column| column == name) || OPTIONAL_COLUMNS.contains(&name)
+}
+
+/// Whether records with these columns hold a leaf column.
+fn is_projected(leaf: &ColumnPath, columns: &[String]) -> bool {
+    leaf.parts().first().is_some_and(|root| is_record_column(root, columns))
+}
+
 /// The schema of records with these columns.
 fn projection(path: &Path, schema: &SchemaDescriptor, columns: &[String]) -> Result<Type> {
     let root = schema.root_schema();
@@ -308,9 +321,19 @@ fn projection(path: &Path, schema: &SchemaDescriptor, columns: &[String]) -> Res
             return Err(DataError::MissingColumn { path, place: String::new(), column, available });
         }
     }
-    let is_read =
-        |name: &str| columns.iter().any(|column| column == name) || OPTIONAL_COLUMNS.contains(&name);
-    let fields = fields.iter().filter(|field| is_read(field.name())).cloned().collect();
+    for leaf in schema.columns().iter().filter(|leaf| is_projected(leaf.path(), columns)) {
+        let is_text = matches!(leaf.logical_type_ref(), Some(LogicalType::String | LogicalType::Json))
+            || matches!(leaf.converted_type(), ConvertedType::UTF8 | ConvertedType::JSON);
+        if leaf.physical_type() == PhysicalType::BYTE_ARRAY && !is_text {
+            return Err(DataError::ColumnType {
+                path: path.into(),
+                place: String::new(),
+                column: leaf.path().string(),
+                found: "bytes that are not declared as text".into(),
+            });
+        }
+    }
+    let fields = fields.iter().filter(|field| is_record_column(field.name(), columns)).cloned().collect();
     let built = Type::group_type_builder(root.name()).with_fields(fields).build();
     built.map_err(|error| DataError::Parquet { path: path.into(), reason: reason(&error) })
 }

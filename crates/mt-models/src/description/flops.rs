@@ -22,8 +22,10 @@ pub struct AttentionFlops {
     pub window: Option<usize>,
     /// The length of the longest rows for which the layer does not compute these pairs.
     pub above: usize,
-    /// Whether queries see no later positions.
+    /// Whether queries see no later positions, or none behind their own block.
     pub is_causal: bool,
+    /// The number of positions of a block, all of which see each other; `None` without blocks.
+    pub block: Option<usize>,
 }
 
 impl FlopCount {
@@ -37,6 +39,11 @@ impl FlopCount {
             .filter(|layer| length > layer.above)
             .map(|layer| {
                 let length = length as f64;
+                if let Some(block) = layer.block {
+                    // Half of all pairs, and the later half of the pairs within blocks.
+                    let pairs = length * (length + (block as f64).min(length)) / 2.0;
+                    return 6.0 * layer.width as f64 * pairs * rows as f64;
+                }
                 if !layer.is_causal {
                     return 6.0 * layer.width as f64 * length * length * rows as f64;
                 }

@@ -55,7 +55,7 @@ impl Weights {
             if dims != tensor.dims {
                 others.push(format!("`{name}` is {dims:?}, not {:?}", tensor.dims));
             }
-            let is_integer = |part: &TensorPart| !specs[part.parameter].1.dtype.is_float();
+            let is_integer = |part: &TensorPart| holds_integers(&specs[part.parameter].1);
             let needs_integers = tensor.parts.iter().all(is_integer);
             if let Some(other) = source.other_type(&name).filter(|_| !needs_integers) {
                 others.push(format!("`{name}` is {other}, not a type of weights"));
@@ -162,7 +162,7 @@ impl Weights {
                 arrays.push(array(spec, &TensorType::new(spec.dtype, spec.dims()), &mut part)?);
                 continue;
             }
-            let (dims, dtype) = (spec.dims(), dtype.filter(|_| spec.dtype.is_float()).unwrap_or(spec.dtype));
+            let (dims, dtype) = (spec.dims(), dtype.filter(|_| !holds_integers(spec)).unwrap_or(spec.dtype));
             let mut part = |ranges: &[Range<usize>]| self.part(&of_parameters[index], &dims, dtype, ranges);
             arrays.push(array(spec, &TensorType::new(dtype, dims.clone()), &mut part)?);
         }
@@ -416,6 +416,11 @@ fn embedding_table<'a>(model: &dyn Model, tensors: &'a [FileTensor]) -> Option<&
     tensors.iter().find(is_table).map(|tensor| tensor.name.as_str())
 }
 
+/// Whether a parameter holds integers by itself. The codes of an encoded weight stand for numbers.
+fn holds_integers(spec: &ParamSpec) -> bool {
+    spec.encoded.is_none() && !spec.dtype.is_float()
+}
+
 /// Writes parameters as Hugging Face files, in the type `dtype`. Integers are written as such.
 ///
 /// # Errors
@@ -428,7 +433,7 @@ pub fn write_weights(
     options: WeightsOptions,
 ) -> Result<WrittenWeights, StateError> {
     let (tensors, specs) = (model.file_tensors()?, model.parameters());
-    let type_of = |parameter: usize| if specs[parameter].1.dtype.is_float() { dtype } else { DType::I64 };
+    let type_of = |parameter: usize| if holds_integers(&specs[parameter].1) { DType::I64 } else { dtype };
     let announced = tensors.iter().map(|tensor| TensorSpec {
         name: tensor.name.clone(),
         dtype: type_of(tensor.parts[0].parameter),

@@ -119,6 +119,15 @@ pub const MODELS: &[&[&str]] = &[
         "gdn_chunk_size=4",
     ],
     &[
+        "decoder_block=qwen3_custom_moe",
+        "use_qk_norm=true",
+        "num_experts=4",
+        "num_experts_per_tok=2",
+        "base_moe_mlp_dim=32",
+        "attention_output_dim=16",
+        "moe_expert_input_dim=16",
+    ],
+    &[
         "decoder_block=qwen3_5",
         "attention_pattern=linear,global",
         "gdn_num_key_heads=2",

@@ -1,6 +1,7 @@
-"""Writes `tokenizer.json` and `conversations.json` beside this script: tokens of conversations, and their masks.
+"""Writes files beside this script: `tokenizer.json`, `conversations.json` with tokens of conversations and their masks,
+and `conversations.parquet` with the conversations of the first cases, in row groups of two.
 
-    pip install transformers==5.23.0 trl==1.16.0 jinja2==3.1.6
+    pip install transformers==5.23.0 trl==1.16.0 jinja2==3.1.6 pyarrow==26.0.1
     python generate.py
 
 Each case has a `template` (the name of a file in `../chat_templates`, `marked` for that of this script, or null), a
@@ -11,6 +12,8 @@ Each case has a `template` (the name of a file in `../chat_templates`, `marked` 
 import json
 import pathlib
 
+import pyarrow
+import pyarrow.parquet
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 from trl.data_utils import common_prefix_length, is_conversational
@@ -86,6 +89,12 @@ def main():
             name = None
         shared = common_prefix_length(prompt, both)
         add(name, pair, both, [index >= shared for index in range(len(both))])
+    # All messages have the same fields, which are null where a message has none.
+    fields = [(name, pyarrow.string()) for name in ["role", "content", "name"]]
+    types = pyarrow.schema([("id", pyarrow.int64()), ("messages", pyarrow.list_(pyarrow.struct(fields)))])
+    rows = [dict(id=index, messages=case["record"]["messages"]) for index, case in enumerate(cases[:3])]
+    table = pyarrow.Table.from_pylist(rows, schema=types)
+    pyarrow.parquet.write_table(table, HERE / "conversations.parquet", row_group_size=2, compression="none")
     content = dict(marked=MARKED, cases=cases)
     (HERE / "conversations.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 

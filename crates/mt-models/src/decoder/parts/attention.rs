@@ -248,6 +248,7 @@ impl PartDescription for AttentionConfig {
             width: self.query_heads.size * (self.head_dim.size + self.value_dim.size),
             window: mask.window.or(mask.chunk),
             is_causal: mask.causal,
+            block: mask.block,
             above: 0,
         }]
     }

@@ -191,6 +191,7 @@ impl PartDescription for CompressedAttentionConfig {
                 width: products,
                 window: Some(self.options.window),
                 is_causal: true,
+                block: None,
                 above: 0,
             },
             Some(blocks) => {
@@ -199,6 +200,7 @@ impl PartDescription for CompressedAttentionConfig {
                     width: (products + choice) / blocks.size,
                     window: None,
                     is_causal: true,
+                    block: None,
                     above: 0,
                 }
             }

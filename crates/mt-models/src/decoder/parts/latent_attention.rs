@@ -325,6 +325,7 @@ impl PartDescription for LatentAttentionConfig {
             width: self.heads * (self.head_dim() + self.sizes.value),
             window: chosen.map(|indexer| indexer.options.num_chosen).or(mask.window).or(mask.chunk),
             is_causal: mask.causal,
+            block: mask.block,
             above: 0,
         };
         let index = self.indexer.map(|indexer| AttentionFlops {
@@ -332,6 +333,7 @@ impl PartDescription for LatentAttentionConfig {
             width: indexer.heads * (indexer.width + 1),
             window: mask.window.or(mask.chunk),
             is_causal: mask.causal,
+            block: mask.block,
             above: if indexer.options.loss.is_some() { 0 } else { indexer.options.num_chosen },
         });
         [own].into_iter().chain(index).collect()
