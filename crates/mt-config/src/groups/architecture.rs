@@ -174,6 +174,21 @@ impl CompressedGroup {
         if !(is_family && is_compressed) {
             return;
         }
+        for (key, is_set, neutral) in [
+            ("attention", config.entry("attention").value == AttentionKind::Flash.name(), "autoselected"),
+            ("attn_logits_soft_cap", config.entry("attn_logits_soft_cap").value.as_f64() > Some(0.0), "none"),
+        ] {
+            if is_set {
+                problems.push(Problem::inconsistent(
+                    format!(
+                        "{}, but {}, which has none",
+                        config.stated(key),
+                        config.stated("attention_type")
+                    ),
+                    format!("use `{key}={neutral}`"),
+                ));
+            }
+        }
         if self.compress_ratios.iter().any(|ratio| (1..INDEXED_RATIO).contains(ratio)) {
             problems.push(Problem::inconsistent(
                 format!(

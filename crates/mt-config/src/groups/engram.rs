@@ -76,6 +76,18 @@ impl EngramGroup {
                 "use numbers from 2 to 134217728, such as 100000",
             ));
         }
+        // Entries of all tables of a layer are numbered in 32 bits; tables are slightly larger than their bases.
+        let num_entries = self.engram_num_heads.saturating_mul(self.engram_vocab_bases.iter().sum());
+        if num_entries > 1 << 30 {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{} and {}, which make {num_entries} entries in each layer",
+                    config.stated("engram_vocab_bases"),
+                    config.stated("engram_num_heads")
+                ),
+                format!("use smaller tables: at most {} entries", 1 << 30),
+            ));
+        }
         let is_repeated = |(place, layer)| self.engram_layers[..place].contains(layer);
         if self.engram_layers.iter().enumerate().any(is_repeated) {
             problems.push(Problem::inconsistent(

@@ -26,7 +26,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<AttentionType>(
                 "attention_type",
                 "global",
-                "Which positions a position attends to: earlier ones, or with `full` all of them.",
+                "Which positions a position attends to: earlier ones; with `full` all; with `block_diffusion` those of \
+                 its block, too.",
             )
             .acts_on("attention"),
             Key::boolean("float32_qk_product", false, "Multiply queries and keys in float32.")
@@ -240,7 +241,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .no_effect_here(
-                "long rows are processed a few queries at a time, which bounds the memory of the products of all heads",
+                "in long rows that no device shares, a few queries at a time are processed with all heads, which \
+                 bounds the memory of their products",
             )
             .acts_on("attention")
             .may_change(),
@@ -283,7 +285,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Cache the keys and values of all heads instead of the latent vectors, which take a fraction of the memory \
                  but more computation. With `use_indexer`, latent vectors are cached.",
             )
-            .only_with("attention_type", &["mla", "compressed"])
+            .only_with("attention_type", &["mla"])
             .acts_on("decoding")
             .may_change(),
             Key::integer(
@@ -296,7 +298,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("attention"),
             Key::integer("kv_lora_rank", 512, "Width of the latent vector of keys and values.")
                 .at_least(0.0)
-                .only_with("attention_type", &["mla", "compressed"])
+                .only_with("attention_type", &["mla"])
                 .acts_on("attention"),
             Key::integer(
                 "qk_nope_head_dim",
@@ -304,7 +306,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Width of the part of each query and key head that carries no position.",
             )
             .at_least(0.0)
-            .only_with("attention_type", &["mla", "compressed"])
+            .only_with("attention_type", &["mla"])
             .acts_on("attention"),
             Key::integer(
                 "qk_rope_head_dim",
@@ -316,7 +318,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("attention"),
             Key::integer("v_head_dim", 128, "Width of one value head in latent attention.")
                 .at_least(0.0)
-                .only_with("attention_type", &["mla", "compressed"])
+                .only_with("attention_type", &["mla"])
                 .acts_on("attention"),
             Key::boolean(
                 "use_sliced_mla_proj",
@@ -324,7 +326,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Slice the up-projection of keys and values rather than its output.",
             )
             .no_effect_here("the compiler decides where the projection is sliced")
-            .only_with("attention_type", &["mla", "compressed"])
+            .only_with("attention_type", &["mla"])
             .acts_on("attention")
             .may_change(),
         ],
@@ -337,7 +339,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "o_lora_rank",
                 0,
-                "Width of the latent vector inside the grouped output projection; 0 for none.",
+                "Width of the latent vector of each group of the output projection, which must be positive.",
             )
             .at_least(0.0)
             .only_with("attention_type", &["compressed"])
@@ -345,7 +347,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "o_groups",
                 0,
-                "Number of groups of heads that the output projection treats separately; 0 for none.",
+                "Number of groups of heads that the output projection treats separately, which must be positive.",
             )
             .at_least(0.0)
             .only_with("attention_type", &["compressed"])
@@ -353,8 +355,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integers(
                 "compress_ratios",
                 &[],
-                "Number of positions that each layer pools into one key and value; 0 for a \
-                 layer that pools none.",
+                "Number of positions that each layer pools into one key and value: 0 for a layer that pools none, \
+                 4 for overlapping blocks among which an indexer chooses, and more for blocks that are all seen.",
             )
             .only_with("attention_type", &["compressed"])
             .acts_on("attention"),
@@ -391,7 +393,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "indexer_topk",
                 2048,
-                "Number of earlier positions that the indexer chooses for each position.",
+                "Number of earlier positions, or of blocks with `attention_type=compressed`, that the indexer \
+                 chooses for each position.",
             )
             .at_least(0.0)
             .only_with("use_indexer", &[])

@@ -585,7 +585,8 @@ const MODULES: &[(&str, &str)] = &[
     ("ffn_norm.", "post_attention_layernorm."),
 ];
 
-/// The names of a tensor in the files that DeepSeek released, and by the modules of transformers.
+/// The names of a tensor in the layout of DeepSeek's own files, and by the modules of transformers. The scales of
+/// quantized files have no names here.
 fn other_names(name: &str) -> Vec<String> {
     let Some(inside) = name.strip_prefix("model.") else {
         return vec![name.replace("head.weight", "lm_head.weight")];

@@ -162,12 +162,21 @@ fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<(&'static str,
     let layers = || one.layers.iter().zip(&other.layers);
     let differ = |part: fn(&LayerConfig, &LayerConfig) -> bool| layers().any(|(a, b)| part(a, b));
     let norms = (one.norm, one.final_norm) != (other.norm, other.final_norm);
-    let parts: [(&str, &[&str], bool); 9] = [
+    let parts: [(&str, &[&str], bool); 11] = [
         (
             "the size of embeddings",
             &["base_emb_dim", "vocab_size"],
             (one.embed, one.vocab) != (other.embed, other.vocab),
         ),
+        (
+            "the residual streams",
+            &["mhc_expansion_rate", "sinkhorn_iterations", "enable_mhc_lite"],
+            one.residual != other.residual,
+        ),
+        ("the modules that predict further tokens", &["mtp_num_layers", "mtp_own_norm"], {
+            let of = |config: &DecoderConfig| (config.num_predictions, config.own_prediction_norms);
+            one.num_predictions + other.num_predictions > 0 && of(one) != of(other)
+        }),
         ("the number of layers", &["base_num_decoder_layers"], one.layers.len() != other.layers.len()),
         (
             "embeddings and positions",

@@ -210,8 +210,9 @@ impl<'t> Pool<'_, 't> {
         } else {
             of_block(0, 0)
         };
-        let weights = logits.softmax(BLOCK_SLOT).cast(vectors.dtype());
-        let mean = (vectors * weights).sum(&[BLOCK_SLOT]);
+        // A block may have more slots than a sum in `bfloat16` can tell apart.
+        let mean = (vectors.cast(DType::F32) * logits.softmax(BLOCK_SLOT)).sum(&[BLOCK_SLOT]);
+        let mean = mean.cast(vectors.dtype());
         let normalized = pooling.kv_norm.forward(mean, HEAD_DIM, options.attention.norm);
         // Places without a block have any angles.
         let first = ended.exists.cast(DType::I32) * (ended.position - (size as f64 - 1.0));
