@@ -37,7 +37,6 @@ logical_axes! {
         KV_LORA_UP_PROJ = "kv_lora_up_proj",
         LAYERS = "layers",
         LAYERS_OF_TOKEN = "layers_of_token",
-        MHC = "mhc",
         MLP = "mlp",
         MLP_MOE = "mlp_moe",
         NORM = "norm",

@@ -171,7 +171,9 @@ fn experts_are_split() {
         "num_experts_per_tok=2",
         "norm_topk_prob=true",
     ];
-    let meshes: [&[&str]; 2] = [
+    let meshes: [&[&str]; 4] = [
+        &["ici_expert_parallelism=8"],
+        &["ici_context_parallelism=4", "ici_expert_parallelism=2"],
         &["ici_expert_parallelism=4", "ici_fsdp_parallelism=2"],
         &["ici_expert_parallelism=2", "ici_tensor_parallelism=2", "ici_fsdp_parallelism=2"],
     ];

@@ -63,11 +63,11 @@ impl Part for EngramConfig {
         let (embed, branch) = (builder.embed, axis(BRANCH, 1));
         let memory = (self.options.memory_dim(), logical::ENGRAM_DIM);
         let [entries, width] = self.table();
-        let norm = || RmsNorm { scale: builder.scale([(branch, logical::MHC), (embed, logical::NORM)]) };
+        let norm = || RmsNorm { scale: builder.scale([(branch, logical::STREAMS), (embed, logical::NORM)]) };
         let deviation = (width.size as f64).powf(-0.5);
         let table = builder.table([(entries, logical::VOCAB), (width, logical::EMBED_VOCAB)], deviation);
-        let key = builder.linear(1, [memory, (branch, logical::MHC), (embed, logical::EMBED)]);
-        let key_bias = [(branch, logical::MHC), (embed, logical::EMBED)];
+        let key = builder.linear(1, [memory, (branch, logical::STREAMS), (embed, logical::EMBED)]);
+        let key_bias = [(branch, logical::STREAMS), (embed, logical::EMBED)];
         let value = builder.linear(1, [memory, (embed, logical::EMBED)]);
         let taps = [
             (axis(TAP, self.options.taps), logical::KV),
