@@ -138,10 +138,9 @@ mod tests {
     fn refused_choices_are_not_said_to_work() {
         let rows = part();
         assert!(rows.contains("`envy`, `qwen3_next`, `qwen3_5`, `simple`, `simple_mlp` |  |"), "{rows}");
-        // The default of a key that is refused as a whole counts as built.
         assert!(
             rows.contains(
-                "| Attention masks (`attention_type`) | `global`, `local_sliding`, `chunk`, `mla`, `compressed` | `full`, "
+                "| Attention (`attention`) | `autoselected`, `dot_product`, `flash` | `cudnn_flash_te`, "
             ),
             "{rows}"
         );
