@@ -208,7 +208,9 @@ fn gradients_match() {
         let directory = Directory::open(name);
         let (golden, batch) = (directory.values("gradients"), batch(&directory));
         let loss = golden.array("loss").to_f64()[0];
-        for way in WAYS {
+        // Compressed attention has no blocks of queries.
+        let is_dense = DIFFERENTIATED.contains(name);
+        for way in WAYS.iter().filter(|way| !(is_dense && way.contains(&"attention=flash"))) {
             let model = directory.model(way);
             let results = gradients(&model, &directory.parameters(&model), &batch);
             let error = (results.loss - loss).abs() / loss;
