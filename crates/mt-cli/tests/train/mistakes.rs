@@ -162,3 +162,44 @@ fn what_decoding_would_do_is_checked() {
     check(&["num_cpu_devices=2", "ici_tensor_parallelism=3"]).refused(&["does not divide the 2 devices"]);
     check(&["decode_sampling_strategy=topk"]).refused(&["`decode_sampling_top_k` is `0`"]);
 }
+
+/// The hashes of n-grams follow from the tokenizer, which the run does not read from its own copy.
+#[test]
+fn memories_need_the_tokenizer_with_which_the_run_began() {
+    let sandbox = Sandbox::new();
+    let train = |size: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_maxtext"));
+        let files = ["hf_path=text", "hf_train_files=train.txt"];
+        command.args(["tokenizer", "train", "--vocab-size", size, "--output", "own"]).args(files);
+        assert!(command.current_dir(sandbox.path("")).stderr(Stdio::null()).status().unwrap().success());
+    };
+    train("270");
+    let keys = [
+        "decoder_block=deepseek",
+        "attention_type=mla",
+        "kv_lora_rank=8",
+        "qk_nope_head_dim=8",
+        "qk_rope_head_dim=4",
+        "v_head_dim=8",
+        "base_num_kv_heads=4",
+        "num_experts=4",
+        "num_experts_per_tok=2",
+        "first_num_dense_layers=1",
+        "base_moe_mlp_dim=16",
+        "engram_layers=[1]",
+        "engram_num_heads=2",
+        "engram_head_dim=8",
+        "engram_vocab_bases=[50,70]",
+        "tokenizer_type=huggingface",
+        "tokenizer_path=own",
+        "vocab_size=300",
+        "eval_interval=-1",
+    ];
+    sandbox.train("memories", &[&keys[..], &["steps=2"]].concat()).succeeded();
+    sandbox.train("memories", &[&keys[..], &["steps=3"]].concat()).succeeded();
+    fs::remove_dir_all(sandbox.path("own")).unwrap();
+    train("280");
+    let other = sandbox.train("memories", &[&keys[..], &["steps=4"]].concat());
+    other
+        .failed(2, &["the tokenizer `own` is not the one that the run keeps", "hint: restore the tokenizer"]);
+}

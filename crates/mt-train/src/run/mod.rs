@@ -3,10 +3,13 @@
 mod directory;
 mod schedule;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use mt_config::{RunRecord, TrainConfig};
-use mt_data::{DataError, ExampleCounts, Position, Watch};
+use mt_config::{RunRecord, TrainConfig, tokenizer_directory};
+use mt_data::{DataError, ExampleCounts, Position, Tokenizer, Watch};
 use mt_runtime::{Installation, Runtime, start_runtime};
 
 use crate::{
@@ -196,7 +199,28 @@ fn data(
         observer: &options.observer,
         watch: Watch::new(&report, &is_stopped),
     };
-    request.open(plan.objective())
+    let data = request.open(plan.objective())?;
+    check_memories(settings, &directory.path)?;
+    Ok(data)
+}
+
+/// Checks that memories of n-grams number tokens as the run's tokenizer does, since hashes follow from the numbers.
+fn check_memories(settings: &TrainConfig, run: &Path) -> Result<(), TrainError> {
+    let (keys, kept) = (&settings.model.engram, tokenizer_directory(run));
+    if keys.engram_layers.is_empty() || !Tokenizer::is_saved_in(&kept) {
+        return Ok(());
+    }
+    let named = Tokenizer::open(Some(keys.tokenizer_type.name()), keys.tokenizer_path.as_deref())?;
+    if named.fingerprint() == Tokenizer::load(&kept)?.fingerprint() {
+        return Ok(());
+    }
+    let problem = format!(
+        "the tokenizer {} is not the one that the run keeps in `{}`, so that memories of n-grams would read other \
+         entries\nhint: restore the tokenizer with which the run began",
+        named.name(),
+        kept.display()
+    );
+    Err(DataError::Options(problem).into())
 }
 
 /// Reports the checkpoint and the configuration changes of a resumed run, and the placements if a key requests them.
