@@ -6,7 +6,7 @@ use mt_shape::{Axis, DType, HostArray, LogicalAxis, axis, logical};
 use mt_trace::Tensor;
 
 use crate::{
-    Linear, NormOptions, RmsNorm, Weight,
+    Linear, NormOptions, RESIDUAL, RmsNorm, WHOLE_SEQUENCES, Weight,
     attention::Segments,
     axes::{EMBED, POSITION},
     convolution::{CHANNEL, DepthwiseKernel, ONE, convolve, last_columns, with_columns_before},
@@ -156,10 +156,6 @@ pub const TOKENS: [Option<LogicalAxis>; 2] = [Some(logical::DECODE_BATCH), None]
 pub const WINDOW: [Option<LogicalAxis>; 3] = [Some(logical::DECODE_BATCH), None, None];
 /// Logical axes of the selected entries. A device has all tokens of a sequence.
 pub const SELECTED: [Option<LogicalAxis>; 3] = [Some(logical::ACTIVATION_KV_BATCH), None, None];
-const STREAM: [Option<LogicalAxis>; 3] =
-    [Some(logical::ACTIVATION_KV_BATCH), None, Some(logical::ACTIVATION_EMBED)];
-const OUTPUT: [Option<LogicalAxis>; 3] =
-    [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH), Some(logical::ACTIVATION_EMBED)];
 
 /// The least magnitude of a gate's logit before its root is taken.
 const LEAST_LOGIT: f64 = 1e-6;
@@ -182,27 +178,27 @@ impl<'t> Engram<Tensor<'t>> {
         options: &EngramOptions,
     ) -> (Tensor<'t>, EngramState<Tensor<'t>>) {
         let order = segments.order;
-        let x = order.read(x, POSITION).constrain(&STREAM);
+        let x = order.read(x, POSITION).constrain(&WHOLE_SEQUENCES);
         let numbers = order.read(numbers, POSITION) - f64::from(options.hash.padding);
         let segments = order.read(segments.query, POSITION);
         let (selected, tokens) =
             self.selected(numbers, segments, state.map(|state| state.tokens), x.dtype(), options);
 
         let one = |norm: &RmsNorm<Tensor<'t>>| RmsNorm { scale: norm.scale.squeeze(BRANCH) };
-        let key = self.key_proj.forward(selected, &[MEMORY_DIM]).squeeze(BRANCH).constrain(&STREAM);
+        let key = self.key_proj.forward(selected, &[MEMORY_DIM]).squeeze(BRANCH).constrain(&WHOLE_SEQUENCES);
         let key = one(&self.k_norm).forward(key, EMBED, options.norm);
         let query = one(&self.q_norm).forward(x, EMBED, options.norm);
         let width = x.axis(EMBED).size as f64;
         let logit = (query.cast(DType::F32) * key.cast(DType::F32)).sum(&[EMBED]) / width.sqrt();
         let gate = (logit.abs().maximum(LEAST_LOGIT).sqrt() * logit.sign()).sigmoid();
-        let value = self.value_proj.forward(selected, &[MEMORY_DIM]).constrain(&STREAM);
+        let value = self.value_proj.forward(selected, &[MEMORY_DIM]).constrain(&WHOLE_SEQUENCES);
         let value = (value.cast(DType::F32) * gate).cast(x.dtype());
 
         let normalized = one(&self.short_conv.norm).forward(value, EMBED, options.norm);
         let kernel = self.short_conv.conv.kernel.squeeze(ONE).rename(CHANNEL, EMBED);
         let window = state.and_then(|state| state.window);
         let convolved = convolve(normalized, kernel, window, segments, options.hash.longest());
-        let output = order.store(value + convolved.output, POSITION).constrain(&OUTPUT).named("engram");
+        let output = order.store(value + convolved.output, POSITION).constrain(&RESIDUAL).named("engram");
         (output, EngramState { tokens, window: convolved.window })
     }
 

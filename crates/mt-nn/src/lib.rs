@@ -22,6 +22,7 @@ mod mlp;
 mod norm;
 mod order;
 mod param;
+mod placement;
 mod position;
 mod rotary;
 pub mod weight;
@@ -39,6 +40,8 @@ pub use mlp::{Activation, HIDDEN, Mlp, gated};
 pub use norm::{LayerNorm, Norm, NormOptions, RmsNorm, rms_normalize};
 pub use order::SequenceOrder;
 pub use param::{Initializer, LayerIndex, LayerPlace, ParamSpec, constrain_to_specs, initialize};
+pub use placement::RESIDUAL;
+pub(crate) use placement::WHOLE_SEQUENCES;
 pub use position::{PositionTable, sinusoidal_positions};
 pub use rotary::{Rotary, RotaryAngles, RotaryExtent, RotaryOptions, RotaryScaling};
 pub use weight::{

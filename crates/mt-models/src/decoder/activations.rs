@@ -1,11 +1,11 @@
 //! The activations of layers, and their placement.
 
+use mt_nn::RESIDUAL;
 use mt_shape::{DType, LogicalAxis};
 
 use super::{
     DecoderConfig, LayerConfig, ResidualConnection,
     part::{BatchDims, PartDescription},
-    residual::RESIDUAL,
     segments::SegmentForm,
 };
 

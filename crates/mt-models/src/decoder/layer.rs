@@ -1,14 +1,16 @@
 //! One layer of a decoder.
 
 use mt_derive::Tree;
-use mt_nn::{Initializer, Linear, Norm, NormOptions, ParamSpec, RmsNorm, axes::EMBED, engram::Engram};
+use mt_nn::{
+    Initializer, Linear, Norm, NormOptions, ParamSpec, RESIDUAL, RmsNorm, axes::EMBED, engram::Engram,
+};
 use mt_shape::logical;
 use mt_trace::Tensor;
 
 use super::{
     DecoderConfig, FeedForward, FeedForwardConfig, LayerConfig, Mixer, NormKind,
     part::{Part, PartDescription, PartInputs, PartOutputs, PartState, SpecBuilder, StateDims},
-    residual::{LayerConnections, RESIDUAL, ResidualConnection},
+    residual::{LayerConnections, ResidualConnection},
 };
 use crate::{LayerOutput, OutputLabel, StateSpec, layer_output::statistics_of};
 

@@ -19,7 +19,7 @@ mod tests;
 
 use mt_derive::Tree;
 use mt_nn::{
-    Embedding, LayerPlace, Linear, Norm, ParamSpec, PositionTable, RmsNorm, Rotary, RotaryAngles,
+    Embedding, LayerPlace, Linear, Norm, ParamSpec, PositionTable, RESIDUAL, RmsNorm, Rotary, RotaryAngles,
     RotaryOptions, RotaryScaling, Weight,
     attention::Segments,
     axes::{EMBED, LAYERS, POSITION, TABLE_POSITION, VOCAB},
@@ -45,7 +45,6 @@ pub(crate) use parameters::role;
 
 use part::StateDims;
 use prediction::{module_specs, predict};
-use residual::RESIDUAL;
 use stack::{StackInputs, StackState, stack_specs, state_specs};
 
 use crate::{

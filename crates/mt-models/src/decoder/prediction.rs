@@ -2,7 +2,7 @@
 //! 2024: DeepSeek-V3 Technical Report, section 2.2).
 
 use mt_derive::Tree;
-use mt_nn::{LayerPlace, Linear, Norm, ParamSpec, axes::EMBED, following};
+use mt_nn::{LayerPlace, Linear, Norm, ParamSpec, RESIDUAL, axes::EMBED, following};
 use mt_shape::{DType, axis, logical};
 use mt_trace::Tensor;
 
@@ -10,7 +10,6 @@ use super::{
     DecoderConfig, DecoderLayer, LayerConfig, NormKind,
     layer::layer_specs,
     part::SpecBuilder,
-    residual::RESIDUAL,
     stack::{Sliced, StackInputs, recomputed},
 };
 use crate::OfLayers;

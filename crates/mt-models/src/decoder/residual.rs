@@ -2,7 +2,7 @@
 
 use mt_derive::Tree;
 use mt_nn::{
-    Initializer, NormOptions, ParamSpec,
+    Initializer, NormOptions, ParamSpec, RESIDUAL,
     axes::STREAMS,
     hyper_connections::{
         HyperConnection, MIXED_STREAMS, ONE, PERMUTATIONS, STREAM_EMBED, STREAM_WEIGHTS, StreamHead,
@@ -51,9 +51,6 @@ pub struct LayerConnections<L> {
     pub mhc_attention: HyperConnection<L>,
     pub mhc_mlp: HyperConnection<L>,
 }
-
-pub(super) const RESIDUAL: [Option<LogicalAxis>; 3] =
-    [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH), Some(logical::ACTIVATION_EMBED)];
 
 const STREAMS_OF_TOKENS: [Option<LogicalAxis>; 4] = [
     Some(logical::ACTIVATION_BATCH),

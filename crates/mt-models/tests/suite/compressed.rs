@@ -3,13 +3,12 @@
 use mt_config::{Config, ModelGroup, Request};
 use mt_models::{Description, Model, build_decoder};
 use mt_nn::SequenceOrder;
-use mt_shape::{DType, HostArray};
 
 use crate::{
     context, decode,
     directory::Directory,
     equivalence,
-    harness::{Batch, largest_error, logits, model, parameters},
+    harness::{Batch, logits, model, parameters},
 };
 
 /// A window, large blocks, and overlapping blocks with an indexer that chooses two.
@@ -58,22 +57,8 @@ fn scanning_and_recomputing_change_nothing() {
 /// The blocks of a document begin with it, wherever it begins in its row.
 #[test]
 fn packed_documents_equal_separate_ones() {
-    let (sizes, length) = ([3, 11, 1, 10, 13], 40);
     for scan in ["scan_layers=true", "scan_layers=false"] {
-        let model = tiny(&[scan]);
-        let parameters = parameters(&*model);
-        let packed = Batch::packed(&[&sizes], length, 256);
-        let whole = logits(&*model, &parameters, &packed).to_f64();
-        let mut start = 0;
-        for size in sizes {
-            let mut alone = Batch::whole(1, size, 256);
-            let tokens = &packed.arrays[0].as_slice::<i32>().unwrap()[start..start + size];
-            alone.arrays[0] = HostArray::from_slice(DType::I32, &[1, size], tokens).unwrap();
-            let own = logits(&*model, &parameters, &alone).to_f64();
-            let error = largest_error(&own, &whole[start * 256..(start + size) * 256]);
-            assert!(error < 1e-5, "{scan}: document at {start} differs by {error:e}");
-            start += size;
-        }
+        equivalence::check_packed(scan, &*tiny(&[scan]), &[3, 11, 1, 10, 13], [40, 256], 1e-5);
     }
 }
 

@@ -3,13 +3,12 @@
 use std::collections::BTreeSet;
 
 use mt_models::{Model, decoder::SegmentForm};
-use mt_shape::{HostArray, Placement};
+use mt_shape::Placement;
 
 use crate::{
     decode::check_pieces,
-    harness::{
-        Batch, by_name, decoder, gradients, largest_error, logits, model, norm, parameters, relative_error,
-    },
+    equivalence,
+    harness::{Batch, by_name, decoder, gradients, logits, model, norm, parameters, relative_error},
     placement::{assert_same_losses, trained},
 };
 
@@ -136,22 +135,8 @@ fn scanning_and_recomputing_change_nothing() {
 
 #[test]
 fn packed_documents_equal_separate_ones() {
-    let (documents, length) = ([3, 11, 1, 9], 27);
     let model = model(&with(&["scan_layers=false"]));
-    let parameters = parameters(&*model);
-    let packed = Batch::packed(&[&documents], length, 272);
-    let whole = logits(&*model, &parameters, &packed);
-    let (vocab, values) = (272, whole.to_f64());
-    let mut start = 0;
-    for size in documents {
-        let mut alone = Batch::whole(1, size, 272);
-        let tokens = &packed.arrays[0].as_slice::<i32>().unwrap()[start..start + size];
-        alone.arrays[0] = HostArray::from_slice(mt_shape::DType::I32, &[1, size], tokens).unwrap();
-        let own = logits(&*model, &parameters, &alone).to_f64();
-        let error = largest_error(&own, &values[start * vocab..(start + size) * vocab]);
-        assert!(error < 1e-4, "document at {start} differs by {error:e}");
-        start += size;
-    }
+    equivalence::check_packed("memories", &*model, &[3, 11, 1, 9], [27, 272], 1e-4);
 }
 
 #[test]

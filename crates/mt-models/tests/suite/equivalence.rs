@@ -1,14 +1,39 @@
 //! All ways to compute a model give the same loss and gradients.
 
 use mt_models::Model;
-use mt_shape::{HostArray, Placement};
+use mt_shape::{DType, HostArray, Placement};
 use mt_trace::program;
 
 use crate::context::UNTRAINED;
 use crate::harness::{
-    Batch, by_name, decoder, gradient_program, gradients, model, norm, options, parameters, relative_error,
-    run,
+    Batch, by_name, decoder, gradient_program, gradients, largest_error, logits, model, norm, options,
+    parameters, relative_error, run,
 };
+
+/// Checks that documents of these sizes, packed into a row of `length` tokens with padding behind them, have the logits
+/// that each has alone, up to `tolerance`. `what` describes the model in messages.
+#[track_caller]
+pub fn check_packed(
+    what: &str,
+    model: &dyn Model,
+    sizes: &[usize],
+    [length, vocab]: [usize; 2],
+    tolerance: f64,
+) {
+    let parameters = parameters(model);
+    let packed = Batch::packed(&[sizes], length, vocab);
+    let whole = logits(model, &parameters, &packed).to_f64();
+    let mut start = 0;
+    for &size in sizes {
+        let mut alone = Batch::whole(1, size, vocab);
+        let tokens = &packed.arrays[0].as_slice::<i32>().unwrap()[start..start + size];
+        alone.arrays[0] = HostArray::from_slice(DType::I32, &[1, size], tokens).unwrap();
+        let own = logits(model, &parameters, &alone).to_f64();
+        let error = largest_error(&own, &whole[start * vocab..(start + size) * vocab]);
+        assert!(error < tolerance, "{what}: document at {start} differs by {error:e}");
+        start += size;
+    }
+}
 
 /// Compares ways to compute a model with the plainest one: scanned, without rematerialization, with dense attention.
 #[track_caller]

@@ -3,12 +3,12 @@
 use mt_ir::Target;
 use mt_models::Model;
 use mt_nn::SequenceOrder;
-use mt_shape::{DType, HostArray};
 
 use crate::{
     context,
     directory::Directory,
-    harness::{Batch, gradient_program_for, largest_error, logits, model, parameters},
+    equivalence,
+    harness::{Batch, gradient_program_for, largest_error, logits, model},
 };
 
 /// Three value heads for each key head, and chunks that divide no length.
@@ -35,32 +35,12 @@ fn tiny(family: &[&'static str], others: &[&'static str]) -> Box<dyn Model> {
     model(&[SMALL, family, others].concat())
 }
 
-/// The logits at some tokens of a batch's rows.
-fn rows_of(array: &HostArray, row: usize, places: std::ops::Range<usize>) -> Vec<f64> {
-    let [_, length, vocab] = *array.dims() else { panic!("logits have three dimensions") };
-    array.to_f64()[(row * length + places.start) * vocab..(row * length + places.end) * vocab].to_vec()
-}
-
 #[test]
 fn packed_documents_equal_separate_ones() {
-    let documents = [3, 11, 1, 9];
-    let length = 27;
     for family in [NEXT, DENSE, LINEAR] {
         for scan in ["scan_layers=true", "scan_layers=false"] {
-            let model = tiny(family, &[scan]);
-            let parameters = parameters(&*model);
-            let packed = Batch::packed(&[&documents], length, 256);
-            let whole = logits(&*model, &parameters, &packed);
-            let mut start = 0;
-            for size in documents {
-                let mut alone = Batch::whole(1, size, 256);
-                let tokens = &packed.arrays[0].as_slice::<i32>().unwrap()[start..start + size];
-                alone.arrays[0] = HostArray::from_slice(DType::I32, &[1, size], tokens).unwrap();
-                let own = logits(&*model, &parameters, &alone);
-                let error = largest_error(&own.to_f64(), &rows_of(&whole, 0, start..start + size));
-                assert!(error < 1e-4, "{family:?} {scan}: document at {start} differs by {error:e}");
-                start += size;
-            }
+            let what = format!("{family:?} {scan}");
+            equivalence::check_packed(&what, &*tiny(family, &[scan]), &[3, 11, 1, 9], [27, 256], 1e-4);
         }
     }
 }

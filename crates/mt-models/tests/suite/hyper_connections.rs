@@ -1,11 +1,10 @@
 //! Models with several residual streams.
 
 use mt_models::Model;
-use mt_shape::{DType, HostArray};
 
 use crate::{
     context, decode, equivalence,
-    harness::{Batch, largest_error, logits, model, parameters},
+    harness::{Batch, logits, model, parameters},
 };
 
 const DEEPSEEK: &[&str] = &[
@@ -66,21 +65,7 @@ fn decoding_equals_the_whole() {
 
 #[test]
 fn packed_documents_equal_separate_ones() {
-    let (sizes, length) = ([5, 1, 8], 15);
-    let model = tiny(SINKHORN, &[]);
-    let parameters = parameters(&*model);
-    let packed = Batch::packed(&[&sizes], length, 256);
-    let whole = logits(&*model, &parameters, &packed).to_f64();
-    let mut start = 0;
-    for size in sizes {
-        let mut alone = Batch::whole(1, size, 256);
-        let tokens = &packed.arrays[0].as_slice::<i32>().unwrap()[start..start + size];
-        alone.arrays[0] = HostArray::from_slice(DType::I32, &[1, size], tokens).unwrap();
-        let own = logits(&*model, &parameters, &alone).to_f64();
-        let error = largest_error(&own, &whole[start * 256..(start + size) * 256]);
-        assert!(error < 1e-5, "document at {start} differs by {error:e}");
-        start += size;
-    }
+    equivalence::check_packed("four streams", &*tiny(SINKHORN, &[]), &[5, 1, 8], [15, 256], 1e-5);
 }
 
 #[test]

@@ -6,12 +6,12 @@ use mt_trace::{DeviceGroup, Tensor};
 
 use super::{
     ACTIVATION, AttentionInputs, AttentionOptions, CACHED, CONTEXT, CONTEXT_OF_CACHE, CachedKeysValues,
-    Context, INPUT, Indexer, IndexerOptions, KeysValues, OUTPUT, QUERY, attend, cache, dense,
+    Context, INPUT, Indexer, IndexerOptions, KeysValues, QUERY, attend, cache, dense,
     indexer::{AttendedChosen, Choices, IndexQueries, attend_to_chosen},
     largest_of_rows,
 };
 use crate::{
-    Linear, RmsNorm, RotaryAngles,
+    Linear, RESIDUAL, RmsNorm, RotaryAngles,
     axes::{
         EMBED, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, LATENT, POSITION, QUERY_HEADS, QUERY_LATENT, VALUE_DIM,
     },
@@ -205,7 +205,7 @@ impl<'t> LatentAttention<Tensor<'t>> {
         let output =
             self.out.with_split(QUERY_HEADS, &in_groups).forward(context, &[KV_HEADS, GROUP, VALUE_DIM]);
         LatentlyAttended {
-            output: output.constrain(&OUTPUT).named("out_proj"),
+            output: output.constrain(&RESIDUAL).named("out_proj"),
             written,
             largest_scores: largest_scores.map(|scores| largest_of_rows(scores, segments.query)),
             indexer_loss,

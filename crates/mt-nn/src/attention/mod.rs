@@ -19,7 +19,7 @@ use mt_shape::{
 use mt_trace::{DeviceGroup, Tensor};
 
 use crate::{
-    Linear, NormOptions, RmsNorm, RotaryAngles,
+    Linear, NormOptions, RESIDUAL, RmsNorm, RotaryAngles,
     axes::{EMBED, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, QUERY_HEADS, VALUE_DIM},
     rms_normalize,
 };
@@ -261,8 +261,6 @@ const INPUT: [Option<LogicalAxis>; 3] = [
 ];
 const LARGEST_SCORES: [Option<LogicalAxis>; 2] =
     [Some(logical::ACTIVATION_KV_BATCH), Some(logical::ACTIVATION_HEADS)];
-const OUTPUT: [Option<LogicalAxis>; 3] =
-    [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH), Some(logical::ACTIVATION_EMBED)];
 /// Logical axes of keys and values.
 pub const ACTIVATION: [Option<LogicalAxis>; 4] = [
     Some(logical::ACTIVATION_KV_BATCH),
@@ -343,7 +341,7 @@ impl<'t> Attention<Tensor<'t>> {
         };
         let output =
             self.out.with_split(QUERY_HEADS, &in_groups).forward(context, &[KV_HEADS, GROUP, VALUE_DIM]);
-        let output = output.constrain(&OUTPUT).named("out_proj");
+        let output = output.constrain(&RESIDUAL).named("out_proj");
         let largest_scores = largest_scores.map(|scores| largest_of_rows(scores, inputs.segments.query));
         Attended { output, keys_values, written, largest_scores }
     }

@@ -13,7 +13,7 @@ use mt_shape::{Axis, DType, LogicalAxis, axis, logical};
 use mt_trace::{Precision, Tensor};
 
 use crate::{
-    Linear, NormOptions, RmsNorm,
+    Linear, NormOptions, RESIDUAL, RmsNorm, WHOLE_SEQUENCES,
     attention::Segments,
     axes::{EMBED, HEAD_DIM, KEY_HEADS, POSITION, VALUE_DIM, VALUE_GROUP},
     convolution::convolve,
@@ -149,10 +149,6 @@ pub const PROJECTION: [Option<LogicalAxis>; 4] =
 /// Logical axes of outputs of heads.
 pub const HEADS: [Option<LogicalAxis>; 5] =
     [Some(logical::ACTIVATION_KV_BATCH), None, Some(logical::ACTIVATION_KV_HEADS), None, None];
-const INPUT: [Option<LogicalAxis>; 3] =
-    [Some(logical::ACTIVATION_KV_BATCH), None, Some(logical::ACTIVATION_EMBED)];
-const OUTPUT: [Option<LogicalAxis>; 3] =
-    [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH), Some(logical::ACTIVATION_EMBED)];
 
 impl<'t> GatedDelta<Tensor<'t>> {
     /// Applies the mixer to whole sequences, or to the tokens that follow those of a state. Returns the output and the
@@ -171,7 +167,7 @@ impl<'t> GatedDelta<Tensor<'t>> {
     ) -> (Tensor<'t>, DeltaState<Tensor<'t>>) {
         let sizes = options.sizes;
         let order = segments.order;
-        let x = order.read(x, POSITION).constrain(&INPUT);
+        let x = order.read(x, POSITION).constrain(&WHOLE_SEQUENCES);
         let segments = order.read(segments.query, POSITION);
         let per_head = axis(PROJECTED, sizes.projected() / sizes.key_heads);
         let projected =
@@ -203,7 +199,7 @@ impl<'t> GatedDelta<Tensor<'t>> {
         let split = [sizes.key_heads_axis(), sizes.group_axis(), sizes.value_axis()];
         let output = self.out_proj.with_split(VALUES, &split);
         let output = output.forward(gated, &[KEY_HEADS, VALUE_GROUP, VALUE_DIM]);
-        let output = order.store(output, POSITION).constrain(&OUTPUT).named("out_proj");
+        let output = order.store(output, POSITION).constrain(&RESIDUAL).named("out_proj");
         (output, DeltaState { window: convolved.window, memory })
     }
 

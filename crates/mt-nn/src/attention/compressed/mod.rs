@@ -10,7 +10,7 @@ use mt_trace::Tensor;
 
 use super::{AttentionOptions, Segments};
 use crate::{
-    Linear, RmsNorm, Rotary, RotaryAngles, RotaryOptions,
+    Linear, RESIDUAL, RmsNorm, Rotary, RotaryAngles, RotaryOptions, WHOLE_SEQUENCES,
     axes::{BATCH, EMBED, HEAD_DIM, INDEX_HEADS, KV_HEADS, KV_POSITION, POSITION, QUERY_HEADS, QUERY_LATENT},
     rms_normalize,
 };
@@ -146,15 +146,10 @@ const HEADS_OF_GROUP: &str = "heads_of_group";
 const NEIGHBOR: &str = "neighbor";
 const PAIR: &str = "head_pair";
 
-// A device has all tokens of a sequence, since each can depend on all earlier ones.
-const INPUT: [Option<LogicalAxis>; 3] =
-    [Some(logical::ACTIVATION_KV_BATCH), None, Some(logical::ACTIVATION_EMBED)];
 const OF_TOKENS: [Option<LogicalAxis>; 3] = [Some(logical::ACTIVATION_KV_BATCH), None, None];
 /// Logical axes of queries, and of the context.
 pub const COMPRESSED_QUERY: [Option<LogicalAxis>; 4] =
     [Some(logical::ACTIVATION_KV_BATCH), None, Some(logical::ACTIVATION_HEADS), None];
-const OUTPUT: [Option<LogicalAxis>; 3] =
-    [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH), Some(logical::ACTIVATION_EMBED)];
 
 /// An array of the state of compressed attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -233,7 +228,7 @@ impl<'t> CompressedAttention<Tensor<'t>> {
     ) -> Compressed<'t> {
         let order = inputs.segments.order;
         let read = |tensor: Tensor<'t>| order.read(tensor, POSITION);
-        let x = read(x).constrain(&INPUT);
+        let x = read(x).constrain(&WHOLE_SEQUENCES);
         let latent = self.wq_a.forward(x, &[EMBED]).constrain(&OF_TOKENS).named("query_wa_proj");
         let call = Call {
             x,
@@ -265,7 +260,7 @@ impl<'t> CompressedAttention<Tensor<'t>> {
         let context = scores::attend(query, call.segments, &local, pooled, self.sinks, &options.attention);
         let context = context.constrain(&COMPRESSED_QUERY).named("context").named("attention_out");
         let output = self.output(restored(context, call.angles, options), options);
-        let output = order.store(output, POSITION).constrain(&OUTPUT).named("out_proj");
+        let output = order.store(output, POSITION).constrain(&RESIDUAL).named("out_proj");
         Compressed { output, state: after }
     }
 
