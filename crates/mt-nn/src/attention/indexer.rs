@@ -174,35 +174,50 @@ impl IndexerOptions {
 
     /// The visible pairs with the best scores of each query.
     fn chosen<'t>(&self, scores: Tensor<'t>, visible: Tensor<'t>, segments: Segments<'t>) -> Tensor<'t> {
-        let keys = scores.axis(KV_POSITION);
-        if self.chooses_all_of(keys.size) {
+        if self.chooses_all_of(scores.axis(KV_POSITION).size) {
             return visible;
         }
         let scores = scores.stop_gradient();
         let axes = scores.axes();
-        let constant = |value| scores.region().full(DType::F32, &axes, value);
-        // A sort may tell the zeros of both signs apart, which comparisons do not.
-        let scores = scores.equals(0.0).select(constant(0.0), scores);
-        let compared = visible.broadcast(&axes).select(scores, constant(MASKED));
+        let masked = scores.region().full(DType::F32, &axes, MASKED);
+        let compared = visible.broadcast(&axes).select(scores, masked);
         // Ties are resolved in the order of the text, however keys are stored.
         let compared = segments.order.read(compared, KV_POSITION);
-        let (best, places) = compared.top_k(self.num_chosen, RANK);
-        let least = best.slice(RANK, self.num_chosen - 1, self.num_chosen).squeeze(RANK).named(CUTOFF);
-        let level = least.broadcast(&axes);
-        let chosen = if self.is_exact {
-            // `top_k` takes the first of equal scores: those up to the last one that it took.
-            let outside = places.region().full(DType::I32, &places.axes(), -1.0);
-            let ties = best.equals(least.broadcast(&best.axes())).select(places, outside);
-            let last = ties.max(&[RANK]).named(CUTOFF).broadcast(&axes);
-            let place = compared.region().iota(DType::I32, keys).broadcast(&axes);
-            let ties = compared.equals(level).logical_and(place.less_equal(last));
-            compared.greater(level).logical_or(ties)
-        } else {
-            compared.greater_equal(level)
-        };
+        let chosen = best_keys(compared, self.num_chosen, self.is_exact, |cutoff| cutoff.named(CUTOFF));
         // A query that sees fewer keys than it may choose has chosen some that it does not see.
         visible.logical_and(segments.order.store(chosen, KV_POSITION))
     }
+}
+
+/// The keys with the `count` best scores of each query: of several that tie for the last place the first ones, or all of
+/// them if the number need not be exact. `named` names the scores and places at which queries cut off.
+///
+/// # Shapes
+/// `f32[…, kv_position] -> bool[…, kv_position]`
+#[track_caller]
+pub(super) fn best_keys<'t>(
+    scores: Tensor<'t>,
+    count: usize,
+    is_exact: bool,
+    named: impl Fn(Tensor<'t>) -> Tensor<'t>,
+) -> Tensor<'t> {
+    let axes = scores.axes();
+    // A sort may tell the zeros of both signs apart, which comparisons do not.
+    let zero = scores.region().full(DType::F32, &axes, 0.0);
+    let scores = scores.equals(0.0).select(zero, scores);
+    let (best, places) = scores.top_k(count, RANK);
+    let least = named(best.slice(RANK, count - 1, count).squeeze(RANK));
+    let level = least.broadcast(&axes);
+    if !is_exact {
+        return scores.greater_equal(level);
+    }
+    // `top_k` takes the first of equal scores: those up to the last one that it took.
+    let outside = places.region().full(DType::I32, &places.axes(), -1.0);
+    let ties = best.equals(least.broadcast(&best.axes())).select(places, outside);
+    let last = named(ties.max(&[RANK])).broadcast(&axes);
+    let place = scores.region().iota(DType::I32, scores.axis(KV_POSITION)).broadcast(&axes);
+    let ties = scores.equals(level).logical_and(place.less_equal(last));
+    scores.greater(level).logical_or(ties)
 }
 
 /// Attention of whole sequences to the keys that an indexer chooses.

@@ -4,7 +4,7 @@ use mt_shape::{Axis, DType, axis};
 use mt_trace::Tensor;
 
 use crate::{
-    attention::{AttentionOptions, MASKED, dense::softmax_with_sinks},
+    attention::{AttentionOptions, MASKED, dense::softmax_with_sinks, indexer::best_keys},
     axes::{BATCH, HEAD_DIM, KV_POSITION, POSITION, QUERY_HEADS},
 };
 
@@ -113,12 +113,5 @@ pub(super) fn attend<'t>(
 pub(super) fn best<'t>(scores: Tensor<'t>, visible: Tensor<'t>, count: usize) -> Tensor<'t> {
     let axes: Vec<Axis> = scores.axes().to_vec();
     let scores = visible.select(scores, scores.region().full(DType::F32, &axes, MASKED));
-    let least = scores.top_k(count, "best_block").0.at("best_block", count - 1);
-    let least = least.broadcast(&axes);
-    let is_above = scores.greater(least);
-    let num_above = is_above.cast(DType::I32).sum(&[KV_POSITION]).broadcast(&axes);
-    let is_least = scores.equals(least);
-    let rank = is_least.cast(DType::I32).cumulative_sum(KV_POSITION) + num_above;
-    let is_chosen = is_above.logical_or(is_least.logical_and(rank.less_equal(count as f64)));
-    is_chosen.logical_and(visible)
+    best_keys(scores, count, true, |cutoff| cutoff).logical_and(visible)
 }
