@@ -31,6 +31,7 @@ mod describe;
 mod disk;
 mod error;
 mod files;
+mod fingerprint;
 mod item;
 mod keys;
 mod locate;
@@ -52,6 +53,7 @@ pub use describe::{
 };
 pub use disk::{DiskHook, DiskOperation};
 pub use error::{CheckpointError, Result, SourceError};
+pub use fingerprint::fingerprint;
 pub use item::{CheckpointItem, StoredEntry, StoredValue};
 pub use keys::{KeySegment, entry_name};
 pub use locate::{Latest, SkippedStep, checkpoints_directory, complete_steps, latest_valid, open_latest};

@@ -16,6 +16,7 @@ Examples:
   maxtext train                           the quick start: a small model
   maxtext train run.yml steps=1000        a configuration file, one key changed
   maxtext decode load_parameters_path=maxtext_output/first prompt='Once upon'
+  maxtext sft                             adapt the quick start's model
   maxtext config explain learning_rate    what a key does
 
 Keys are MaxText's. They are set in a YAML file, as `key=value`, or as `M_KEY`
@@ -51,6 +52,74 @@ See also:
   maxtext config explain KEY   what a key does
   maxtext config models        the named models
   maxtext config check …       find mistakes without training";
+
+const SFT: &str = "\
+Fine-tunes a model on conversations, or resumes the run that `run_name` names.
+
+This is `maxtext train post_train/sft.yml`: the preset with MaxText's settings
+for fine-tuning lies below your files and keys. Files that you name replace the
+preset's dataset; each line or row is one conversation.
+
+Without keys, or with keys that only concern the run, this adapts the newest run
+of the quick start (or trains a smaller one first) to questions that the program
+generates, and counts exact answers to held-out questions before and after.";
+
+const SFT_EXAMPLES: &str = "\
+Examples:
+  maxtext sft
+  maxtext sft hf_model_path=Qwen3-0.6B hf_train_files='chats/*.jsonl' \\
+      run_name=tuned steps=100
+  maxtext chat load_parameters_path=maxtext_output/tuned
+
+See also:
+  maxtext data show …   the tokens of conversations, and which have a loss";
+
+const DPO: &str = "\
+Trains a model on preferences between answers, or resumes the run that
+`run_name` names.
+
+This is `maxtext train post_train/dpo.yml`: MaxText's settings lie below your
+files and keys, without the model that they name. Each line or row of your files
+is a pair of answers, or one judged answer. `dpo.algo` and `dpo.loss_type`
+select the loss.";
+
+const DPO_EXAMPLES: &str = "\
+Examples:
+  maxtext dpo load_parameters_path=maxtext_output/tuned run_name=preferred \\
+      hf_train_files='pairs/*.jsonl' train_data_columns=[prompt,chosen,rejected]
+  maxtext dpo hf_model_path=Qwen3-0.6B hf_train_files=pairs.parquet \\
+      dpo.algo=orpo lora.enable_lora=true";
+
+const CHAT: &str = "\
+Holds a conversation with a model in the terminal.
+
+The keys are those of `decode`. Each line of standard input is a message; the
+chat template of the tokenizer turns the conversation into the model's input,
+and `system_prompt` begins it. If the context is full, the oldest messages are
+forgotten.
+
+Ctrl-C stops an answer, `/reset` begins a new conversation, and Ctrl-D or
+`/exit` ends the program.";
+
+const CHAT_EXAMPLES: &str = "\
+Examples:
+  maxtext chat load_parameters_path=maxtext_output/tuned
+  maxtext chat hf_model_path=Qwen3-0.6B system_prompt='Be brief.'
+  printf 'Hello\\nAnd now?\\n' | maxtext chat load_parameters_path=maxtext_output/tuned";
+
+const DATA_SHOW: &str = "\
+Prints training examples as the model sees them: after the chat template, the
+tokenizer, truncation and packing.
+
+The keys are those of `train`. On a terminal, tokens with a loss are green;
+elsewhere \u{27e6} and \u{27e7} enclose them. Nothing is trained, and no device is started.";
+
+const DATA_SHOW_EXAMPLES: &str = "\
+Examples:
+  maxtext data show --count 2 post_train/sft.yml hf_model_path=Qwen3-0.6B \\
+      hf_train_files='chats/*.jsonl'
+  maxtext data show --json dataset_type=hf hf_path=text \\
+      hf_train_files='books/*.txt' tokenizer_type=byte";
 
 const DECODE: &str = "\
 Continues prompts with a trained model, and prints tokens as they are generated.
@@ -182,8 +251,8 @@ Examples:
 const CHECK: &str = "\
 Checks the configuration of a command for mistakes, without running it.
 
-The first argument may be the command: `train` (the default), `decode`,
-`estimate`, `compile` or `logits`. If `hardware` is `cpu` or `num_cpu_devices`
+The first argument may be the command: `train` (the default), `sft`, `dpo`,
+`decode`, `chat`, `estimate`, `compile` or `logits`. If `hardware` is `cpu` or `num_cpu_devices`
 is set, `train` and `decode` also check meshes and batches. The exit status is 2
 if there is a mistake.";
 
@@ -326,9 +395,21 @@ pub enum Command {
     /// Train a model, or resume a run
     #[command(long_about = TRAIN, after_help = TRAIN_EXAMPLES)]
     Train(Settings),
+    /// Fine-tune a model on conversations
+    #[command(long_about = SFT, after_help = SFT_EXAMPLES)]
+    Sft(Settings),
+    /// Train a model on preferences between answers
+    #[command(long_about = DPO, after_help = DPO_EXAMPLES)]
+    Dpo(Settings),
     /// Continue prompts with a trained model
     #[command(long_about = DECODE, after_help = DECODE_EXAMPLES)]
     Decode(Decode),
+    /// Hold a conversation with a model
+    #[command(long_about = CHAT, after_help = CHAT_EXAMPLES)]
+    Chat(Settings),
+    /// Show training data
+    #[command(subcommand)]
+    Data(DataCommand),
     /// Estimate parameters, FLOPs, memory and training time from shapes
     #[command(long_about = ESTIMATE, after_help = ESTIMATE_EXAMPLES)]
     Estimate(Estimate),
@@ -584,7 +665,8 @@ pub enum CheckpointCommand {
 
 #[derive(Debug, Args)]
 pub struct Export {
-    /// The format: `hf` is a Hugging Face directory
+    /// The format: `hf` is a Hugging Face directory, into whose weights adapters are merged; `peft` holds the adapters
+    /// alone
     #[arg(long, value_enum, default_value = "hf")]
     pub format: ExportFormat,
     /// Directory for the model
@@ -604,6 +686,7 @@ pub struct Export {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExportFormat {
     Hf,
+    Peft,
 }
 
 /// An element type for exported weights.
@@ -659,6 +742,25 @@ pub struct CheckpointDiff {
     /// Write one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DataCommand {
+    /// Print training examples, and which of their tokens have a loss
+    #[command(long_about = DATA_SHOW, after_help = DATA_SHOW_EXAMPLES)]
+    Show(DataShow),
+}
+
+#[derive(Debug, Args)]
+pub struct DataShow {
+    /// The number of examples
+    #[arg(long, value_name = "EXAMPLES", default_value_t = 3)]
+    pub count: usize,
+    /// Write one JSON object per example: token ids, their texts, and whether they have a loss
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub settings: Settings,
 }
 
 #[derive(Debug, Subcommand)]

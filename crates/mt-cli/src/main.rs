@@ -19,6 +19,7 @@ mod progress;
 use std::process::ExitCode;
 
 use clap::Parser;
+use mt_config::PresetCommand;
 
 use crate::{
     arguments::{Arguments, Command},
@@ -42,8 +43,14 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
         Command::Train(settings) => return commands::train::run(settings),
+        Command::Sft(settings) => return commands::sft::run(settings),
+        Command::Dpo(settings) => {
+            return commands::train::run_as(PresetCommand::named("dpo"), settings, None);
+        }
         Command::Compile(command) => return commands::compile::run(command),
         Command::Decode(settings) => commands::decode::run(settings)?,
+        Command::Chat(settings) => commands::chat::run(settings)?,
+        Command::Data(command) => commands::data::run(command)?,
         Command::Estimate(command) => commands::estimate::run(command)?,
         Command::Logits(command) => commands::logits::run(command)?,
         Command::Config(command) => commands::config::run(command)?,

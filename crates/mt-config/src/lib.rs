@@ -15,6 +15,7 @@ mod key;
 mod named;
 mod notice;
 mod origin;
+mod preset_command;
 mod record;
 mod reference;
 mod resolve;
@@ -30,19 +31,21 @@ pub use error::{ConfigError, Problem};
 pub use groups::{
     AbsentHardware, AheadGroup, AttentionBlocks, AttentionGroup, AttentionKind, AttentionType, BatchSchedule,
     BlocksGroup, BroughtTokenizer, CanvasPolicy, CheckpointGroup, CompressedGroup, ContextGroup, DataFormat,
-    DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, EngramGroup, ExpertsGroup,
-    GatedDeltaGroup, Hardware, HfTextUnit, HyperConnectionGroup, IndexerGroup, KeptIn, LatentGroup,
-    LayerAttention, LearningRateSchedule, LoadConfig, LogitAlignment, LogitsGroup, MatmulPrecision,
-    MlpActivation, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, OptimizerSpace,
-    OptimizerSpaceChoice, OptimizerType, PackingType, Parallelism, PlacementGroup, PositionGroup, RematGroup,
-    RematPolicy, RopeType, RoutedScores, RunGroup, SamplingStrategy, TensorLocation, TokenizerChoice,
-    TokenizerGroup, TokenizerType, TrainConfig, TrainingObjective, WsdDecayStyle, is_published_model,
-    run_directory_of, saved_config_path, tokenizer_directory,
+    DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock, DivergenceType, EngramGroup,
+    ExpertsGroup, GatedDeltaGroup, Hardware, HfTextUnit, HyperConnectionGroup, IndexerGroup, KeptIn,
+    KeptNumbers, LatentGroup, LayerAttention, LearningRateSchedule, LoadConfig, LogitAlignment, LogitsGroup,
+    LoraGroup, MambaGroup, MatmulPrecision, MlpActivation, ModelGroup, MonitorGroup, ObjectiveGroup,
+    OptimizerGroup, OptimizerSpace, OptimizerSpaceChoice, OptimizerType, OrpoForm, PackingType, Parallelism,
+    PlacementGroup, PositionGroup, PreferenceAlgorithm, PreferenceGroup, PreferenceLoss, RecordKind,
+    RematGroup, RematPolicy, RopeType, RoutedScores, RunGroup, SamplingStrategy, TensorLocation,
+    TokenizerChoice, TokenizerGroup, TokenizerType, TrainConfig, TrainingObjective, WsdDecayStyle,
+    is_published_model, run_directory_of, saved_config_path, token_numbers_path, tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use named::{Named, model_names, nearest_names, preset_names};
 pub use notice::Notice;
 pub use origin::Origin;
+pub use preset_command::{PRESET_COMMANDS, PresetCommand};
 pub use record::RunRecord;
 pub use reference::{explain, reference_page};
 pub use resolve::{ModelDescription, Request};

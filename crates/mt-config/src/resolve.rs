@@ -15,13 +15,11 @@ use crate::{
     groups::OptimizerSpace,
     key::{Class, Key, Kind},
     origin::Origin,
+    preset_command::PresetCommand,
     suggest::nearest,
     table,
     yaml::{self, Embedded, Setting, set_twice, shown},
 };
-
-/// The preset that applies if nothing describes the training.
-const QUICK_START: &str = "quick-start";
 
 /// The folder of presets that `custom_mesh_and_rule` names.
 pub(crate) const MESHES: &str = "custom_mesh_and_rule";
@@ -41,6 +39,8 @@ pub struct Request {
     pub saved: Option<PathBuf>,
     /// Whether the quick start applies if only run-level keys are set.
     pub quick_start: bool,
+    /// The command, if it has a preset of its own.
+    pub command: Option<&'static PresetCommand>,
     /// The description of the published model that is loaded. Like a named model, it sets the model's keys.
     pub description: Option<ModelDescription>,
 }
@@ -108,6 +108,11 @@ impl Request {
         Self { quick_start: true, ..self }
     }
 
+    /// The same request for a command with a preset of its own; `None` is `train`.
+    pub fn for_command(self, command: Option<&'static PresetCommand>) -> Self {
+        Self { command, ..self }
+    }
+
     /// The same request for the model of published weights.
     pub fn describing(self, description: ModelDescription) -> Self {
         Self { description: Some(description), ..self }
@@ -161,12 +166,11 @@ impl Config {
         let about_the_run =
             |setting: &Setting| table::canonical(&setting.name).is_none_or(|key| key.run_level);
         let quick_start = request.quick_start
+            && PresetCommand::has_quick_start(request.command)
             && file.is_none()
             && request.saved.is_none()
             && arguments.iter().chain(&environment).all(about_the_run);
-        if quick_start {
-            files.push(yaml::embedded(Embedded::Preset, QUICK_START).expect("the preset is embedded"));
-        }
+        files.splice(0..0, PresetCommand::layers(request.command, quick_start));
 
         let mut merge =
             Merge { config: Self::defaults(), problems, replace_rules: false, derived: Vec::new() };
@@ -219,7 +223,7 @@ impl Config {
         merge.layer(&environment);
         merge.layer(&arguments);
         merge.device_count(&request.environment);
-        merge.config.settle_dataset();
+        merge.settle_data(request.command);
         merge.forget_keys_about_layers();
         merge.derive_and_note(request.description.as_ref());
         let mut config = ConfigError::check(merge.config, merge.problems)?;
@@ -466,6 +470,15 @@ impl Merge {
                 let value = short(&value_text(&value));
                 self.problems.push(Problem::Derived { key: key.name, value, origin, from });
             }
+        }
+    }
+
+    /// Settles the keys of the data, and compares all keys with those that the command stands for.
+    fn settle_data(&mut self, command: Option<&PresetCommand>) {
+        self.config.settle_dataset();
+        self.config.settle_files();
+        if let Some(command) = command {
+            command.check(&self.config, &mut self.problems);
         }
     }
 

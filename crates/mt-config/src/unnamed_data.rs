@@ -1,4 +1,4 @@
-//! The dataset of a run whose keys name no data.
+//! The dataset of a run whose keys name no data, or only files.
 //!
 //! MaxText's default is a TensorFlow dataset, which is not built. A run that names no data uses the table's default
 //! instead and notes it. A run that names data without a `dataset_type` keeps MaxText's meaning, and is refused because
@@ -6,7 +6,10 @@
 
 use serde_json::Value;
 
-use crate::{config::Config, error::is, origin::Origin, table::features::TENSORFLOW_DATASETS};
+use crate::{
+    DataFormat, config::Config, error::is, groups::FromValue, origin::Origin,
+    table::features::TENSORFLOW_DATASETS,
+};
 
 /// The keys that name data of any type.
 const NAMING_KEYS: &[&str] = &[
@@ -23,6 +26,12 @@ const NAMING_KEYS: &[&str] = &[
     "grain_eval_files",
     "olmo_index_path",
 ];
+
+/// The keys that select a split of a dataset from the hub. Local files have none.
+const HUB_KEYS: &[&str] = &["train_split", "hf_eval_split"];
+
+/// The keys that evaluate on a preset's dataset. They yield with it, unless other files replace it.
+const EVALUATION_KEYS: &[&str] = &["eval_interval", "eval_steps"];
 
 impl Config {
     /// Replaces MaxText's default by ours if a file merely repeats it, and ours by MaxText's if keys name data without
@@ -46,7 +55,45 @@ impl Config {
             (true, false) => (theirs, Origin::Derived),
             (false, _) => (ours, Origin::Default),
         };
-        let entry = self.entries.get_mut("dataset_type").expect("the key is in the table");
+        self.replace("dataset_type", value, origin);
+    }
+
+    /// Replaces the dataset of a preset by files that are given. Their names tell the format.
+    pub(crate) fn settle_files(&mut self) {
+        if let Some(format) = self.format_of_files() {
+            self.replace("hf_path", Value::from(format), Origin::Derived);
+        }
+        let path = self.entry("hf_path").value.as_str().unwrap_or_default();
+        if DataFormat::from_value(&path.into()).is_none() {
+            return;
+        }
+        let is_evaluated = self.entry("hf_eval_files").value.as_str().is_some_and(|files| !files.is_empty());
+        let evaluation = if is_evaluated { &[] } else { EVALUATION_KEYS };
+        for name in HUB_KEYS.iter().chain(evaluation) {
+            let entry = self.entry(name);
+            if matches!(entry.origin, Origin::Preset { .. }) {
+                self.replace(name, entry.key.default.value(), Origin::Default);
+            }
+        }
+    }
+
+    /// The format of the files that replace the dataset of a preset.
+    fn format_of_files(&self) -> Option<&'static str> {
+        let files = self.entry("hf_train_files");
+        let is_of_preset = matches!(self.entry("hf_path").origin, Origin::Preset { .. });
+        if !is_of_preset || !files.origin.is_given() {
+            return None;
+        }
+        let names: Vec<&str> = files.value.as_str()?.split(',').map(str::trim).collect();
+        let all_end = |endings: &[&str]| {
+            names.iter().all(|name| endings.iter().any(|ending| name.trim_end_matches('}').ends_with(ending)))
+        };
+        let formats = [("json", &[".json", ".jsonl"][..]), ("parquet", &[".parquet"])];
+        formats.iter().find(|(_, endings)| all_end(endings)).map(|(format, _)| *format)
+    }
+
+    fn replace(&mut self, name: &str, value: Value, origin: Origin) {
+        let entry = self.entries.get_mut(name).expect("the key is in the table");
         (entry.value, entry.origin) = (value, origin);
     }
 

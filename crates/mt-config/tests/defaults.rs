@@ -69,8 +69,8 @@ fn rules(rules: &Value) -> Value {
     rules.as_array().unwrap().iter().map(|rule| Value::from(vec![rule[0].clone(), list(&rule[1])])).collect()
 }
 
-/// Logical axes that MaxText leaves without a name.
-const OWN_AXES: &[&str] = &["experts_of_router", "layers_of_token", "position"];
+/// Logical axes that MaxText leaves without a name or does not have.
+const OWN_AXES: &[&str] = &["experts_of_router", "layers_of_token", "mamba_head", "position"];
 
 /// The rules for names of MaxText, without mesh axes that only its earlier versions had, and without the resulting
 /// duplicates.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use mt_shape::{DType, HostArray};
 
-/// The names of the arrays of packed rows of text, each `i32[rows, length]`.
+/// The names of the arrays of packed rows of text, each `i32[rows, length]`. Rows of preference data have two sequences
+/// each, in arrays `i32[rows, 2, length]`.
 ///
 /// Every position of a row predicts one token. `targets` are `inputs` shifted left by one within their document, so a
 /// document of `n` tokens fills `n - 1` positions: its first token is only an input, its last token only a target, and
@@ -22,9 +23,11 @@ pub mod arrays {
     pub const TARGETS: &str = "targets";
     /// The segment of each target; 0 if the target has no loss.
     pub const TARGETS_SEGMENTATION: &str = "targets_segmentation";
+    /// Whether each judged answer is desirable, `f32[rows]`: 1 or 0.
+    pub const LABELS: &str = "labels";
 }
 
-use arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION};
+use arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, LABELS, TARGETS, TARGETS_SEGMENTATION};
 
 /// An array of a batch. Its first dimension is the rows.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,42 +73,60 @@ impl Batch {
 /// Rows of text under construction.
 pub(crate) struct TextRows {
     rows: usize,
+    /// The sequences of each row.
+    sequences: usize,
     length: usize,
     inputs: Vec<i32>,
     positions: Vec<i32>,
     segmentation: Vec<i32>,
     targets: Vec<i32>,
     targets_segmentation: Vec<i32>,
+    /// The verdict of each row, if rows hold judged answers.
+    labels: Option<Vec<f32>>,
     pub target_bytes: u64,
 }
 
 impl TextRows {
-    /// `rows` rows of padding.
-    pub fn padding(rows: usize, length: usize, pad: i32) -> Self {
-        let size = rows * length;
+    /// `rows` rows of padding, each with `sequences` sequences.
+    pub fn padding(rows: usize, sequences: usize, length: usize, pad: i32) -> Self {
+        let size = rows * sequences * length;
         Self {
             rows,
+            sequences,
             length,
             inputs: vec![pad; size],
             positions: vec![0; size],
             segmentation: vec![0; size],
             targets: vec![pad; size],
             targets_segmentation: vec![0; size],
+            labels: None,
             target_bytes: 0,
         }
     }
 
-    /// Writes the pairs of consecutive tokens of one document into `row`, from column `start` on. `has_loss` tells
-    /// whether the target of a pair has a loss.
+    /// The same rows, with verdicts.
+    pub fn with_labels(self) -> Self {
+        Self { labels: Some(vec![0.0; self.rows]), ..self }
+    }
+
+    /// Sets the verdict of `row`.
+    pub fn set_label(&mut self, row: usize, label: f32) {
+        if let Some(labels) = &mut self.labels {
+            labels[row] = label;
+        }
+    }
+
+    /// Writes the pairs of consecutive tokens of one document into a row's `sequence`, from column `start` on. `has_loss`
+    /// tells whether the target of a pair has a loss.
     pub fn write_segment(
         &mut self,
-        row: usize,
+        (row, sequence): (usize, usize),
         start: usize,
         segment: usize,
         tokens: &[i32],
         has_loss: impl Fn(usize) -> bool,
     ) {
-        let base = row * self.length + start;
+        let base = (row * self.sequences + sequence) * self.length + start;
         for (offset, pair) in tokens.windows(2).enumerate() {
             let index = base + offset;
             self.inputs[index] = pair[0];
@@ -118,8 +139,11 @@ impl TextRows {
 
     /// The finished batch. If all targets have a loss, inputs and targets share one array of segments.
     pub fn into_batch(self) -> Batch {
+        let dims = match self.sequences {
+            1 => vec![self.rows, self.length],
+            sequences => vec![self.rows, sequences, self.length],
+        };
         let array = |values: &[i32]| {
-            let dims = [self.rows, self.length];
             Arc::new(HostArray::from_slice(DType::I32, &dims, values).expect("one value for each position"))
         };
         let segmentation = array(&self.segmentation);
@@ -134,9 +158,14 @@ impl TextRows {
             (TARGETS, array(&self.targets)),
             (TARGETS_SEGMENTATION, of_targets),
         ];
+        let labels = self.labels.map(|labels| {
+            let values = HostArray::from_slice(DType::F32, &[self.rows], &labels).expect("one for each row");
+            (LABELS, Arc::new(values))
+        });
+        let arrays = arrays.into_iter().chain(labels);
         Batch {
             rows: self.rows,
-            arrays: arrays.map(|(name, values)| NamedArray { name, values }).into(),
+            arrays: arrays.map(|(name, values)| NamedArray { name, values }).collect(),
             target_bytes: self.target_bytes,
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::batch::{Batch, TextRows};
 use crate::error::{DataError, Result};
-use crate::options::{DatasetOptions, Packing, Remainder, Targets};
+use crate::options::{DatasetOptions, Examples, Packing, Remainder, Targets};
 use crate::random::{key, mix};
 use crate::reader::DocumentReader;
 use crate::source::Dataset;
@@ -56,6 +56,9 @@ struct Row {
     filled: usize,
     bytes: u64,
     segments: Vec<Piece>,
+    /// The second sequence of a row of preference data.
+    second: Option<Piece>,
+    label: f32,
 }
 
 /// A stretch of a document's tokens.
@@ -66,14 +69,28 @@ struct Piece {
     has_loss: Vec<bool>,
 }
 
+impl Piece {
+    /// The pairs `start..start + count` of a document's tokens.
+    fn of(document: &EncodedDocument, start: usize, count: usize) -> Self {
+        Self {
+            tokens: document.tokens[start..=start + count].to_vec(),
+            has_loss: document.trained.get(start + 1..=start + count).unwrap_or_default().to_vec(),
+        }
+    }
+
+    fn write(&self, batch: &mut TextRows, place: (usize, usize), start: usize, segment: usize) {
+        let has_loss = |pair: usize| self.has_loss.get(pair).copied().unwrap_or(true);
+        batch.write_segment(place, start, segment, &self.tokens, has_loss);
+    }
+}
+
 impl Row {
     /// Appends the pairs `start..start + count` of a document as a new segment.
     fn push(&mut self, document: &EncodedDocument, start: usize, count: usize) {
         let targets = start + 1..=start + count;
-        self.segments.push(Piece {
-            tokens: document.tokens[start..=start + count].to_vec(),
-            has_loss: document.trained.get(targets.clone()).unwrap_or_default().to_vec(),
-        });
+        self.segments.push(Piece::of(document, start, count));
+        self.second = document.second.as_ref().map(|second| Piece::of(second, 0, num_pairs(second)));
+        self.label = document.label;
         let counted = targets.filter(|target| document.is_trained(*target));
         self.bytes += counted.map(|target| u64::from(document.bytes[target])).sum::<u64>();
         self.filled += count;
@@ -81,11 +98,14 @@ impl Row {
 
     fn write(&self, batch: &mut TextRows, row: usize) {
         let mut start = 0;
-        for (index, Piece { tokens, has_loss }) in self.segments.iter().enumerate() {
-            let has_loss = |pair: usize| has_loss.get(pair).copied().unwrap_or(true);
-            batch.write_segment(row, start, index + 1, tokens, has_loss);
-            start += tokens.len() - 1;
+        for (index, piece) in self.segments.iter().enumerate() {
+            piece.write(batch, (row, 0), start, index + 1);
+            start += piece.tokens.len() - 1;
         }
+        if let Some(second) = &self.second {
+            second.write(batch, (row, 1), 0, 1);
+        }
+        batch.set_label(row, self.label);
         batch.target_bytes += self.bytes;
     }
 }
@@ -179,7 +199,11 @@ impl TrainIterator {
             return Ok(None);
         }
         let mine = self.local_rows();
-        let mut batch = TextRows::padding(mine.len(), self.options.length, self.pad);
+        let (examples, length) = (self.options.examples, self.options.length);
+        let mut batch = TextRows::padding(mine.len(), examples.sequences(), length, self.pad);
+        if examples.have_labels() {
+            batch = batch.with_labels();
+        }
         let first = self.rows;
         for index in 0..self.options.batch_rows {
             let Some(row) = self.next_row(first)? else { break };
@@ -294,11 +318,26 @@ impl TrainIterator {
         }
     }
 
+    /// Random tokens. The answers of preference data, in every other row a desirable one, are the second half.
     fn synthetic_row(&self, vocab_size: usize) -> Row {
         let row_key = key(&[self.options.seed, self.rows]);
-        let token = |column: usize| (mix(row_key ^ mix(column as u64)) % vocab_size as u64) as i32;
-        let tokens: Vec<i32> = (0..=self.options.length).map(token).collect();
-        Row { filled: self.options.length, bytes: 0, segments: vec![Piece { tokens, has_loss: Vec::new() }] }
+        let length = self.options.length;
+        let is_preference = self.options.examples != Examples::Documents;
+        let answer = if is_preference { length.div_ceil(2) } else { 0 };
+        let piece = |sequence: u64| {
+            let token = |column: usize| {
+                let own = if column >= answer && sequence > 0 { mix(row_key ^ sequence) } else { row_key };
+                (mix(own ^ mix(column as u64)) % vocab_size as u64) as i32
+            };
+            let num_marked = if is_preference { length } else { 0 };
+            Piece {
+                tokens: (0..=length).map(token).collect(),
+                has_loss: (1..=num_marked).map(|column| column >= answer).collect(),
+            }
+        };
+        let second = (self.options.examples == Examples::Pairs).then(|| piece(1));
+        let label = if is_preference { (self.rows % 2) as f32 } else { 0.0 };
+        Row { filled: length, bytes: 0, segments: vec![piece(0)], second, label }
     }
 
     /// A row of one truncated document. Documents of other hosts are counted but not read.

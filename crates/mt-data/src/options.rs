@@ -26,6 +26,32 @@ pub enum Targets {
     All,
 }
 
+/// The examples that rows hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Examples {
+    /// Packed documents, in one sequence.
+    Documents,
+    /// One judged answer, with its verdict.
+    JudgedAnswers,
+    /// One pair of answers, in two sequences.
+    Pairs,
+}
+
+impl Examples {
+    /// The sequences of a row.
+    pub const fn sequences(self) -> usize {
+        match self {
+            Self::Documents | Self::JudgedAnswers => 1,
+            Self::Pairs => 2,
+        }
+    }
+
+    /// Whether rows have verdicts.
+    pub const fn have_labels(self) -> bool {
+        matches!(self, Self::JudgedAnswers)
+    }
+}
+
 /// The treatment of rows that do not fill a batch after the last epoch. Epochs are contiguous, so rows and batches
 /// extend from one epoch into the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +69,8 @@ pub struct DatasetOptions {
     pub source: Source,
     /// How the documents, which are records, become conversations; `None` for plain text.
     pub conversations: Option<Arc<Conversations>>,
+    /// The examples of rows.
+    pub examples: Examples,
     /// Tokens in a row.
     pub length: usize,
     /// Rows of a batch, on all hosts together.
@@ -84,6 +112,7 @@ impl DatasetOptions {
         Self {
             source,
             conversations: None,
+            examples: Examples::Documents,
             length,
             batch_rows,
             host_index: 0,

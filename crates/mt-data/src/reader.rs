@@ -185,6 +185,7 @@ fn with_targets(mut document: EncodedDocument, targets: Targets) -> EncodedDocum
             document.trained.insert(0, trained);
         }
     }
+    document.second = document.second.map(|second| Box::new(with_targets(*second, targets)));
     document
 }
 
@@ -193,7 +194,8 @@ fn with_targets(mut document: EncodedDocument, targets: Targets) -> EncodedDocum
 fn known(document: EncodedDocument, vocab_size: Option<usize>, dataset: &Dataset) -> Result<EncodedDocument> {
     let Some(vocab_size) = vocab_size else { return Ok(document) };
     let is_known = |token: &&i32| usize::try_from(**token).is_ok_and(|token| token < vocab_size);
-    match document.tokens.iter().find(|token| !is_known(token)) {
+    let seconds = document.second.iter().flat_map(|second| &second.tokens);
+    match document.tokens.iter().chain(seconds).find(|token| !is_known(token)) {
         Some(&token) => {
             Err(DataError::TokenOutOfVocabulary { dataset: dataset.name().to_string(), token, vocab_size })
         }

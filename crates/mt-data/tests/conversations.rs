@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mt_data::{
-    AddedEnds, ChatTemplate, ConversationColumns, Conversations, Dataset, DatasetOptions, Packing,
-    RecordFormat, Remainder, Source, Tokenizer, TrainIterator, arrays,
+    AddedEnds, BatchSource, ChatTemplate, ConversationColumns, Conversations, Dataset, DatasetOptions,
+    Examples, MismatchedSource, Packing, PromptLimit, RecordFormat, Remainder, Source, Tokenizer,
+    TrainIterator, arrays,
 };
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 const BOTH: AddedEnds = AddedEnds { bos: false, eos: true };
 
@@ -36,7 +38,8 @@ fn template(name: &str, directory: &Path) -> ChatTemplate {
         "marked" => golden_cases()["marked"].as_str().unwrap().to_owned(),
         _ => fs::read_to_string(goldens("chat_templates").join(format!("{name}.jinja"))).unwrap(),
     };
-    ChatTemplate::from_text(name, &text, directory).unwrap()
+    let template = ChatTemplate::from_text(name, &text, directory).unwrap();
+    template.at(golden_cases()["now"].as_str().unwrap()).unwrap()
 }
 
 fn columns(record: &Value) -> ConversationColumns {
@@ -327,5 +330,140 @@ fn tools_are_a_list_or_its_text() {
     assert_eq!(encode(json!([{"a": 1}])).unwrap(), encode(json!("[{\"a\": 1}]")).unwrap());
     for wrong in [json!("{}"), json!(3), json!("nothing")] {
         assert!(encode(wrong).unwrap_err().contains("column `tools`"));
+    }
+}
+
+/// Opens records of preference data in rows of `length` tokens, two to a batch.
+fn preference_rows(records: &[Value], examples: Examples, length: usize) -> TrainIterator {
+    let columns: &[&str] = match (examples, records[0].get("prompt")) {
+        (Examples::JudgedAnswers, _) => &["prompt", "completion", "label"],
+        (_, Some(_)) => &["prompt", "chosen", "rejected"],
+        (_, None) => &["chosen", "rejected"],
+    };
+    let columns: Vec<String> = columns.iter().map(|column| (*column).to_owned()).collect();
+    let named = match examples {
+        Examples::JudgedAnswers => ConversationColumns::of_judged(&columns),
+        _ => ConversationColumns::of_pairs(&columns),
+    };
+    let form = Arc::new(Conversations::preference(named.unwrap(), None, CUT));
+    let documents = records.iter().map(Value::to_string).collect();
+    let source = Source::Memory { name: "records".into(), documents };
+    let options = DatasetOptions {
+        conversations: Some(form),
+        examples,
+        packing: Packing::Off,
+        drops_long_ends: Some(false),
+        shuffle: false,
+        num_epoch: Some(1),
+        remainder: Remainder::Pad,
+        ..DatasetOptions::training(source, length, 2)
+    };
+    TrainIterator::open(options, Some(Arc::new(Tokenizer::bytes()))).unwrap()
+}
+
+/// The tokens that the targets with a loss spell, for each sequence of a batch, and its first input.
+fn answers(batch: &mt_data::Batch, length: usize) -> Vec<(i32, String)> {
+    let of = |name| batch.integers(name).chunks(length);
+    let rows = of(arrays::INPUTS).zip(of(arrays::TARGETS)).zip(of(arrays::TARGETS_SEGMENTATION));
+    let spelled = |((inputs, targets), counted): ((&[i32], &[i32]), &[i32])| {
+        let counted = targets.iter().zip(counted).filter(|(_, segment)| **segment != 0);
+        let text = counted.map(|(token, _)| match token {
+            2 => '.',
+            token => char::from((token - 3) as u8),
+        });
+        (inputs[0], text.collect::<String>())
+    };
+    rows.map(spelled).collect()
+}
+
+const CUT: PromptLimit = PromptLimit { tokens: 4, always: false };
+
+#[test]
+fn rows_hold_pairs_and_padding() {
+    let records = [
+        json!({"prompt": "ab", "chosen": "xyz", "rejected": "w"}),
+        // A long prompt keeps its end, and a long answer its begin.
+        json!({"prompt": "abcdef", "chosen": "x", "rejected": "vwxyzvwxyz"}),
+        json!({"prompt": "ab", "chosen": "x", "rejected": "y"}),
+    ];
+    let mut rows = preference_rows(&records, Examples::Pairs, 9);
+    let first = rows.next().unwrap().unwrap();
+    assert_eq!(first.array(arrays::INPUTS).unwrap().dims(), [2, 2, 9]);
+    let of = |first: i32, text: &str| (first, text.to_owned());
+    let begin = i32::from(b'c') + 3;
+    assert_eq!(answers(&first, 9), [of(1, "xyz."), of(1, "w."), of(begin, "x."), of(begin, "vwxyzv")]);
+    let state = rows.state();
+    let last = rows.next().unwrap().unwrap();
+    assert_eq!(answers(&last, 9)[..2], [of(1, "x."), of(1, "y.")]);
+    assert!(last.integers(arrays::INPUTS_SEGMENTATION)[18..].iter().all(|segment| *segment == 0));
+    rows.restore(&state).unwrap();
+    assert_eq!(rows.next().unwrap().unwrap(), last);
+}
+
+#[test]
+fn the_common_beginning_of_two_answers_is_a_prompt() {
+    let records = [
+        json!({"chosen": "say hello", "rejected": "say bye"}),
+        json!({"chosen": "onety", "rejected": "onetwo"}),
+    ];
+    let mut rows = preference_rows(&records, Examples::Pairs, 12);
+    let batch = rows.next().unwrap().unwrap();
+    let texts: Vec<String> = answers(&batch, 12).into_iter().map(|(_, text)| text).collect();
+    // The space before the difference belongs to the answers, as in TRL.
+    assert_eq!(texts, [" hello.", " bye.", "y.", "wo."]);
+}
+
+#[test]
+fn judged_answers_get_the_answers_of_other_rows() {
+    let judged = |prompt: &str, answer: &str, label: bool| json!({"prompt": prompt, "completion": answer, "label": label});
+    let records = [judged("a", "xyz", true), judged("bcd", "w", false), judged("e", "u", true)];
+    let rows = preference_rows(&records, Examples::JudgedAnswers, 6);
+    let mut rows = MismatchedSource::new(rows);
+    let first = rows.next_batch().unwrap().unwrap();
+    assert_eq!(first.array(arrays::INPUTS).unwrap().dims(), [2, 2, 6]);
+    assert_eq!(first.array(arrays::LABELS).unwrap().to_f64(), [1.0, 0.0]);
+    let texts: Vec<String> = answers(&first, 6).into_iter().map(|(_, text)| text).collect();
+    // The second row's prompt leaves room for three tokens.
+    assert_eq!(texts, ["xyz.", "w.", "w.", "xyz"]);
+    let last = rows.next_batch().unwrap().unwrap();
+    let texts: Vec<String> = answers(&last, 6).into_iter().map(|(_, text)| text).collect();
+    assert_eq!(texts, ["u.", "u.", "", ""]);
+}
+
+/// The published templates of known families get marks, by which answers are those of TRL's training templates
+/// (`goldens/known_templates/generate.py`).
+#[test]
+fn answers_in_known_templates_are_those_of_the_reference() {
+    let (directory, tokenizer) = tokenizer();
+    let content = fs::read(goldens("known_templates/known_templates.json")).unwrap();
+    let content: Value = serde_json::from_slice(&content).unwrap();
+    for case in content["cases"].as_array().unwrap() {
+        let name = case["template"].as_str().unwrap();
+        let text = content["templates"][name].as_str().unwrap();
+        let template = ChatTemplate::from_text(name, text, directory.path()).unwrap();
+        let template = template.at(content["now"].as_str().unwrap()).unwrap();
+        let form = Conversations::new(columns(&case["record"]), Some(template), true);
+        assert!(form.marked_family().is_some(), "{name}");
+        let document = form.encode(&case["record"].to_string(), &tokenizer, BOTH, 10_000).unwrap();
+        let sha256 = Sha256::digest(json!(document.tokens).to_string());
+        let sha256: String = sha256.iter().map(|byte| format!("{byte:02x}")).collect();
+        let text =
+            tokenizer.decode(&document.tokens.iter().map(|token| *token as u32).collect::<Vec<_>>(), false);
+        assert_eq!(
+            (json!(document.tokens.len()), json!(sha256)),
+            (case["tokens"].clone(), case["sha256"].clone()),
+            "{name}: {text:?}"
+        );
+        let answers: Vec<[usize; 2]> = document
+            .trained
+            .chunk_by(|one, next| one == next)
+            .scan(0, |end, run| {
+                let start = *end;
+                *end += run.len();
+                Some((run[0], [start, *end]))
+            })
+            .filter_map(|(is_trained, range)| is_trained.then_some(range))
+            .collect();
+        assert_eq!(json!(answers), case["answers"], "{name}: {text:?}");
     }
 }

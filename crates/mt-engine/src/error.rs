@@ -1,5 +1,7 @@
 //! Errors of loading and generation.
 
+use std::path::PathBuf;
+
 use mt_checkpoint::CheckpointError;
 use mt_config::ConfigError;
 use mt_data::DataError;
@@ -51,6 +53,12 @@ pub enum EngineError {
         "the parameters are in host memory, from which generation cannot read\nhint: leave out `parameter_memory_host_offload`"
     )]
     ParametersOffloaded,
+    #[error(
+        "`{}` has no adapters\nhint: name a run with `lora.enable_lora=true`, or adapters with \
+         `lora.enable_lora=true lora.lora_restore_path=…`",
+        path.display()
+    )]
+    NoAdapters { path: PathBuf },
     #[error("the model has {needed} parameters, but {given} arrays are given")]
     ParameterCount { needed: usize, given: usize },
     #[error("parameter `{name}` is `{needed_type}{needed:?}`, but an array `{given_type}{given:?}` is given")]
@@ -100,6 +108,7 @@ impl EngineError {
             | Self::Sampling(_)
             | Self::SplitsNothing(_)
             | Self::NoCheckpoint
+            | Self::NoAdapters { .. }
             | Self::NotCausal
             | Self::ParametersOffloaded
             | Self::Config(_)

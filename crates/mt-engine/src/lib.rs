@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod engine;
 mod error;
 mod load;
@@ -23,6 +24,7 @@ mod sampler;
 #[cfg(test)]
 mod tests;
 
+pub use adapters::{LoadedAdapters, MERGE_PROGRAM, load_adapters};
 pub use engine::{Engine, Session};
 pub use error::EngineError;
 pub use load::{Loaded, LoadedModel, check_checkpoint, encode_prompt, load, load_model};

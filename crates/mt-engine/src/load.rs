@@ -45,6 +45,11 @@ impl Loaded {
     pub fn session(&self) -> Result<Session<'_>, EngineError> {
         self.engine.with(&self.parameters)
     }
+
+    /// The bounds of prompts.
+    pub fn prompt_bounds(&self) -> PromptBounds {
+        self.engine.options().prompts
+    }
 }
 
 /// A model with its weights on the devices.
@@ -76,7 +81,7 @@ pub fn load_model(config: &LoadConfig, on_install: OnInstall<'_>) -> Result<Load
     let path = group.parameters_path().or(group.load_full_state_path.as_deref());
     let path = path.ok_or(EngineError::NoCheckpoint)?;
     let model: Arc<dyn Model> = build(&config.model)?.into();
-    let saved = SavedParameters::open(&*model, path)?;
+    let saved = SavedParameters::open_with(&*model, path, group.lora_restore_path.as_deref())?;
     let runtime = start_runtime(&config.run, &config.debug, on_install)?;
     let topology = config.placement.topology(runtime.num_devices(), &runtime.device_attributes())?;
     let placement = Arc::new(config.placement.placement(topology)?);

@@ -40,7 +40,7 @@ pub enum ModelError {
         "`attention_type` is `block_diffusion`, but layer {layer} does not see all positions of a block\nhint: use a `decoder_block` whose layers all have attention without windows or chunks, such as `llama2` or `qwen3`"
     )]
     LayerWithoutBlocks { layer: usize },
-    #[error("layers of `engram_layers` need the tokenizer: {reason}")]
+    #[error("the layers of `engram_layers` depend on the tokenizer: {reason}")]
     NoVocabulary { reason: String },
     #[error(
         "layer {layer} takes keys and values from an earlier layer of its kind, but there is none\nhint: lower `num_kv_shared_layers`"
@@ -73,6 +73,34 @@ pub enum ModelError {
         "the Hugging Face format of this family has no name for the parameter `{role}`\nhint: leave out the key that adds it, such as `attention_bias` or `mlp_bias`"
     )]
     NoTensorName { role: String },
+    #[error(
+        "`{pattern}` of `lora.lora_module_path` is not a regular expression: {reason}\nhint: an expression has to fit the whole path of a module; `.*` stands for any text"
+    )]
+    LoraExpression { pattern: String, reason: String },
+    #[error(
+        "`{pattern}` of `{key}` matches no linear map\nhint: {}an expression has to fit the whole path of a module, such as `{example}`",
+        did_you_mean(near)
+    )]
+    LoraMatchesNothing { key: &'static str, pattern: String, near: Vec<String>, example: String },
+    #[error(
+        "`{pattern}` of `lora.lora_module_path` matches `{module}`, but routers and experts have no adapters\nhint: match only linear maps of attention and of dense MLPs, or leave out the key"
+    )]
+    NoAdapterThere { pattern: String, module: String },
+    #[error("the model has no linear maps for adapters\nhint: leave out `lora.enable_lora`")]
+    NoLinearMap,
+    #[error(
+        "PEFT's format cannot hold the adapters of `{role}`, because published models keep it in `{tensor}` together with other weights or in another order\nhint: export the merged model instead, without `--format peft`, or train adapters of other weights"
+    )]
+    NoAdapterName { role: String, tensor: String },
+}
+
+/// The beginning of a hint that suggests names.
+pub(crate) fn did_you_mean(near: &[String]) -> String {
+    if near.is_empty() {
+        return String::new();
+    }
+    let names: Vec<String> = near.iter().map(|name| format!("`{name}`")).collect();
+    format!("did you mean {}? ", names.join(" or "))
 }
 
 /// Tokens with their positions and segments.

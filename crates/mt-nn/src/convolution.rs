@@ -20,6 +20,17 @@ pub struct DepthwiseKernel<L> {
     pub kernel: L,
 }
 
+/// A convolution of each channel with a kernel of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct Convolution<'t> {
+    /// `[tap, …]`, over the axes of the channels.
+    pub kernel: Tensor<'t>,
+    /// Over the axes of the channels.
+    pub bias: Option<Tensor<'t>>,
+    /// The distance of two taps in tokens.
+    pub dilation: usize,
+}
+
 /// The results of a convolution.
 pub(crate) struct Convolved<'t> {
     /// With the axes of the inputs.
@@ -28,19 +39,19 @@ pub(crate) struct Convolved<'t> {
     pub window: Option<Tensor<'t>>,
 }
 
-/// Convolves each channel with its kernel in `f32`, and applies SiLU. Taps are `dilation` tokens apart. A token sees only
-/// tokens of its own document. Without a window, no tokens precede the sequence.
+/// Convolves each channel with its kernel in `f32`, adds the bias, and applies SiLU. A token sees only tokens of its own
+/// document. Without a window, no tokens precede the sequence.
 ///
 /// # Shapes
-/// `[batch, position, …], [tap, …], [batch, tap, …], i32[batch, position]`
+/// `[batch, position, …], [batch, tap, …], i32[batch, position]`
 #[track_caller]
 pub(crate) fn convolve<'t>(
     x: Tensor<'t>,
-    kernel: Tensor<'t>,
+    convolution: &Convolution<'t>,
     window: Option<Tensor<'t>>,
     segments: Tensor<'t>,
-    dilation: usize,
 ) -> Convolved<'t> {
+    let Convolution { kernel, bias, dilation } = *convolution;
     let (taps, length) = (kernel.axis(TAP).size, x.axis(POSITION).size);
     let reach = (taps - 1) * dilation;
     let kernel = kernel.cast(DType::F32);
@@ -55,6 +66,7 @@ pub(crate) fn convolve<'t>(
         term * is_same.cast(DType::F32)
     });
     let sum = terms.reduce(|sum, term| sum + term).expect("a kernel has a tap");
+    let sum = bias.map_or(sum, |bias| sum + bias.cast(DType::F32));
     let window = (taps > 1).then(|| last_columns(columns, documents, segments, reach));
     Convolved { output: sum.silu().cast(x.dtype()), window }
 }

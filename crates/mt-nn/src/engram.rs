@@ -6,10 +6,11 @@ use mt_shape::{Axis, DType, HostArray, LogicalAxis, axis, logical};
 use mt_trace::Tensor;
 
 use crate::{
-    Linear, NormOptions, RESIDUAL, RmsNorm, WHOLE_SEQUENCES, Weight,
+    Linear, NormOptions, RmsNorm, WHOLE_SEQUENCES, Weight,
     attention::Segments,
-    axes::{EMBED, POSITION},
-    convolution::{CHANNEL, DepthwiseKernel, ONE, convolve, last_columns, with_columns_before},
+    axes::{EMBED, POSITION, STREAMS},
+    convolution::{CHANNEL, Convolution, DepthwiseKernel, ONE, convolve, last_columns, with_columns_before},
+    lookup::lookup_on_devices,
 };
 
 /// The entries of all tables of a layer, one table behind the other.
@@ -20,7 +21,7 @@ pub const TABLES: &str = "tables";
 pub const ENTRY_DIM: &str = "entry_dim";
 /// The entries of all tables side by side.
 pub const MEMORY_DIM: &str = "memory_dim";
-/// The branches of the residual stream. There is one.
+/// The residual streams, each of which gates the memory by itself, in the parameters.
 pub const BRANCH: &str = "branch";
 
 /// The parameters of a memory.
@@ -146,16 +147,21 @@ impl EngramOptions {
 pub struct EngramState<L> {
     /// The numbers of the last tokens less that of padding, `i32[batch, tap]`.
     pub tokens: L,
-    /// The inputs of the convolution at the last tokens, `[batch, tap, embed]`. Absent if it covers one token.
+    /// The inputs of the convolution at the last tokens, `[batch, tap, embed]`, or `[batch, tap, residual_stream, embed]`
+    /// with several streams. Absent if it covers one token.
     pub window: Option<L>,
 }
 
 /// Logical axes of [`EngramState::tokens`].
 pub const TOKENS: [Option<LogicalAxis>; 2] = [Some(logical::DECODE_BATCH), None];
-/// Logical axes of [`EngramState::window`].
-pub const WINDOW: [Option<LogicalAxis>; 3] = [Some(logical::DECODE_BATCH), None, None];
+/// Logical axes of the table of entries.
+pub const TABLE: [Option<LogicalAxis>; 2] = [Some(logical::VOCAB), Some(logical::EMBED_VOCAB)];
 /// Logical axes of the selected entries. A device has all tokens of a sequence.
 pub const SELECTED: [Option<LogicalAxis>; 3] = [Some(logical::ACTIVATION_KV_BATCH), None, None];
+
+/// As [`WHOLE_SEQUENCES`], for several residual streams.
+const WHOLE_STREAMS: [Option<LogicalAxis>; 4] =
+    [Some(logical::ACTIVATION_KV_BATCH), None, Some(logical::STREAMS), Some(logical::ACTIVATION_EMBED)];
 
 /// The least magnitude of a gate's logit before its root is taken.
 const LEAST_LOGIT: f64 = 1e-6;
@@ -164,10 +170,14 @@ impl<'t> Engram<Tensor<'t>> {
     /// The summand of the residual stream, whose normalized form is `x`, and the state after the tokens.
     /// `numbers` are the tokens' numbers in the compressed vocabulary.
     ///
+    /// Several residual streams share the entries and the values made of them. Each stream has keys, norms, and channels
+    /// of the convolution of its own.
+    ///
     /// With a state, the first token continues the state's document, and padding changes nothing.
     ///
     /// # Shapes
-    /// `[batch, position, embed], i32[batch, position] -> [batch, position, embed]`
+    /// `[batch, position, embed], i32[batch, position] -> [batch, position, embed]`, or
+    /// `[batch, position, residual_stream, embed] -> [batch, position, residual_stream, embed]`
     #[track_caller]
     pub fn forward(
         &self,
@@ -178,27 +188,37 @@ impl<'t> Engram<Tensor<'t>> {
         options: &EngramOptions,
     ) -> (Tensor<'t>, EngramState<Tensor<'t>>) {
         let order = segments.order;
-        let x = order.read(x, POSITION).constrain(&WHOLE_SEQUENCES);
+        let x = whole_sequences(order.read(x, POSITION));
         let numbers = order.read(numbers, POSITION) - f64::from(options.hash.padding);
         let segments = order.read(segments.query, POSITION);
         let (selected, tokens) =
             self.selected(numbers, segments, state.map(|state| state.tokens), x.dtype(), options);
 
-        let one = |norm: &RmsNorm<Tensor<'t>>| RmsNorm { scale: norm.scale.squeeze(BRANCH) };
-        let key = self.key_proj.forward(selected, &[MEMORY_DIM]).squeeze(BRANCH).constrain(&WHOLE_SEQUENCES);
-        let key = one(&self.k_norm).forward(key, EMBED, options.norm);
-        let query = one(&self.q_norm).forward(x, EMBED, options.norm);
+        // Without several streams, tensors have no axis for them.
+        let of_streams = |tensor: Tensor<'t>| match x.has_axis(STREAMS) {
+            true => tensor.rename(BRANCH, STREAMS),
+            false => tensor.squeeze(BRANCH),
+        };
+        let own = |norm: &RmsNorm<Tensor<'t>>| RmsNorm { scale: of_streams(norm.scale) };
+        let key = whole_sequences(of_streams(self.key_proj.forward(selected, &[MEMORY_DIM])));
+        let key = own(&self.k_norm).forward(key, EMBED, options.norm);
+        let query = own(&self.q_norm).forward(x, EMBED, options.norm);
         let width = x.axis(EMBED).size as f64;
         let logit = (query.cast(DType::F32) * key.cast(DType::F32)).sum(&[EMBED]) / width.sqrt();
         let gate = (logit.abs().maximum(LEAST_LOGIT).sqrt() * logit.sign()).sigmoid();
         let value = self.value_proj.forward(selected, &[MEMORY_DIM]).constrain(&WHOLE_SEQUENCES);
-        let value = (value.cast(DType::F32) * gate).cast(x.dtype());
+        let value = (value.cast(DType::F32).broadcast(&x.axes()) * gate).cast(x.dtype());
 
-        let normalized = one(&self.short_conv.norm).forward(value, EMBED, options.norm);
-        let kernel = self.short_conv.conv.kernel.squeeze(ONE).rename(CHANNEL, EMBED);
+        let normalized = own(&self.short_conv.norm).forward(value, EMBED, options.norm);
+        let kernel = self.short_conv.conv.kernel.squeeze(ONE);
+        let kernel = match x.has_axis(STREAMS) {
+            true => kernel.split(CHANNEL, &[x.axis(STREAMS), x.axis(EMBED)]),
+            false => kernel.rename(CHANNEL, EMBED),
+        };
         let window = state.and_then(|state| state.window);
-        let convolved = convolve(normalized, kernel, window, segments, options.hash.longest());
-        let output = order.store(value + convolved.output, POSITION).constrain(&RESIDUAL).named("engram");
+        let convolution = Convolution { kernel, bias: None, dilation: options.hash.longest() };
+        let convolved = convolve(normalized, &convolution, window, segments);
+        let output = order.store(value + convolved.output, POSITION).named("engram");
         (output, EngramState { tokens, window: convolved.window })
     }
 
@@ -229,9 +249,13 @@ impl<'t> Engram<Tensor<'t>> {
             .collect();
         let entries = hash.entries(&before);
         let table = self.multi_head_embedding.embedding.embedding.whole();
-        let table = table.constrain(&[Some(logical::VOCAB), None]);
-        let found = table.take(ENTRY, entries).cast(dtype);
+        let found = lookup_on_devices(table, &TABLE, entries, &SELECTED, dtype);
         let merged = found.merge(&[TABLES, ENTRY_DIM], MEMORY_DIM).constrain(&SELECTED);
         (merged, last_columns(columns, documents, segments, earlier))
     }
+}
+
+/// Places activations so that a device has all tokens of a sequence.
+fn whole_sequences(x: Tensor<'_>) -> Tensor<'_> {
+    if x.has_axis(STREAMS) { x.constrain(&WHOLE_STREAMS) } else { x.constrain(&WHOLE_SEQUENCES) }
 }

@@ -17,7 +17,10 @@ mod following;
 pub mod gated_delta;
 pub mod hyper_connections;
 mod linear;
+pub mod linear_attention;
+mod lookup;
 mod loss;
+pub mod mamba2;
 mod mlp;
 mod norm;
 mod order;
@@ -32,8 +35,8 @@ pub use embedding::Embedding;
 pub use following::following;
 pub use linear::Linear;
 pub use loss::{
-    TiledHead, TokenLoss, cross_entropy, divisor, narrow_token_loss, token_log_probabilities, token_loss,
-    token_weights,
+    TiledHead, TokenLoss, cross_entropy, divisor, narrow_token_loss, token_log_probabilities,
+    token_log_squares, token_loss, token_weights,
 };
 pub(crate) use mlp::in_f32_if;
 pub use mlp::{Activation, HIDDEN, Mlp, gated};
@@ -45,5 +48,6 @@ pub(crate) use placement::WHOLE_SEQUENCES;
 pub use position::{PositionTable, sinusoidal_positions};
 pub use rotary::{Rotary, RotaryAngles, RotaryExtent, RotaryOptions, RotaryScaling};
 pub use weight::{
-    ArrayForm, DENSE, EncodedArray, EncodedWeight, Weight, WeightEncoding, WeightFormat, encoded,
+    Adapter, AdapterArray, ArrayForm, DENSE, EncodedArray, EncodedWeight, LORA_RANK, Weight, WeightEncoding,
+    WeightFormat, encoded, first_magnitudes, merged_weights,
 };

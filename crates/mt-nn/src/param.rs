@@ -7,7 +7,7 @@ use mt_shape::{
 };
 use mt_trace::{Key, NORMAL_BOUND, Region, ScanOptions, TRUNCATED_BOUND, Tensor, share_within};
 
-use crate::EncodedArray;
+use crate::{AdapterArray, EncodedArray, first_magnitudes};
 
 /// A parameter's shape, logical axes, initializer and type.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +29,8 @@ pub struct ParamSpec {
     pub is_trainable: bool,
     /// Set if this is an array of a weight that checkpoints hold in its dense form.
     pub encoded: Option<EncodedArray>,
+    /// Set if this is an array of the adapter of the weight at the parent of its path.
+    pub adapter: Option<AdapterArray>,
 }
 
 /// The layers of a stack that a parameter belongs to.
@@ -53,6 +55,10 @@ pub enum Initializer {
     Constant {
         value: f64,
     },
+    /// Uniform between −`bound` and `bound`.
+    Uniform {
+        bound: f64,
+    },
     /// Normal, with this standard deviation.
     Normal {
         deviation: f64,
@@ -61,8 +67,14 @@ pub enum Initializer {
     TruncatedNormal {
         deviation: f64,
     },
-    /// The logarithm of a number that is uniform between 0 and this one.
+    /// The logarithm of a number that is uniform between these two.
     LogOfUniform {
+        smallest: f64,
+        largest: f64,
+    },
+    /// The number whose softplus is log-uniform between these two.
+    InverseSoftplusOfLogUniform {
+        smallest: f64,
         largest: f64,
     },
     /// The number of each element in row-major order, modulo this number. Elements of a row differ if it is at least as
@@ -70,6 +82,8 @@ pub enum Initializer {
     Counted {
         modulus: usize,
     },
+    /// The norm of each output of the weight at the parent of the parameter's path.
+    NormOfWeight,
     /// The value is loaded. It is zero until then.
     Loaded,
 }
@@ -101,6 +115,7 @@ impl ParamSpec {
             num_input_axes: 0,
             is_trainable: true,
             encoded: None,
+            adapter: None,
         }
     }
 
@@ -155,7 +170,12 @@ impl ParamSpec {
 /// Each parameter has its own random stream. Streams of layers' parameters are keyed by role and layer, so that scanned
 /// and unrolled stacks have the same initial values; the others are keyed by path.
 pub fn initialize<'t>(region: Region<'t>, key: Key<'t>, parameters: &[(Path, ParamSpec)]) -> Vec<Tensor<'t>> {
-    parameters.iter().map(|(path, spec)| initialize_one(region, key, path, spec)).collect()
+    let mut drawn: Vec<Tensor<'t>> =
+        parameters.iter().map(|(path, spec)| initialize_one(region, key, path, spec)).collect();
+    for (index, norms) in first_magnitudes(parameters, |index| drawn[index]) {
+        drawn[index] = norms;
+    }
+    drawn
 }
 
 fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &ParamSpec) -> Tensor<'t> {
@@ -177,22 +197,35 @@ fn initialize_one<'t>(region: Region<'t>, key: Key<'t>, path: &Path, spec: &Para
     let normal =
         |bound, scale| draw_normal(region, key, streams, axes, Normal { bound, scale, dtype: spec.dtype });
     let drawn = match spec.initializer {
-        Initializer::Zeros | Initializer::Loaded => return region.full(spec.dtype, &spec.axes, 0.0),
+        Initializer::Zeros | Initializer::Loaded | Initializer::NormOfWeight => {
+            return region.full(spec.dtype, &spec.axes, 0.0);
+        }
         Initializer::Ones => return region.full(spec.dtype, &spec.axes, 1.0),
         Initializer::Constant { value } => return region.full(spec.dtype, &spec.axes, value),
         Initializer::Counted { modulus } => {
             let counted = counted(region, axes, modulus).cast(spec.dtype);
             return counted.broadcast(&spec.axes);
         }
+        Initializer::Uniform { bound } => {
+            draw_each(region, key, streams, |key| ((key.uniform(axes) * 2.0 - 1.0) * bound).cast(spec.dtype))
+        }
         Initializer::Normal { deviation } => normal(NORMAL_BOUND, deviation),
         Initializer::TruncatedNormal { deviation } => {
             normal(TRUNCATED_BOUND, deviation / TRUNCATED_DEVIATION)
         }
-        Initializer::LogOfUniform { largest } => draw_each(region, key, streams, |key| {
+        Initializer::LogOfUniform { smallest, largest } => draw_each(region, key, streams, |key| {
             // Half a step of distance avoids 0.
             let uniform = key.uniform(axes) + 0.5 / f64::from(1 << 24);
-            (uniform * largest).log().cast(spec.dtype)
+            (uniform * (largest - smallest) + smallest).log().cast(spec.dtype)
         }),
+        Initializer::InverseSoftplusOfLogUniform { smallest, largest } => {
+            draw_each(region, key, streams, |key| {
+                let (low, high) = (smallest.ln(), largest.ln());
+                let drawn = (key.uniform(axes) * (high - low) + low).exp();
+                // The logarithm of `exp(x) − 1`.
+                (drawn + ((drawn * -1.0).exp() * -1.0 + 1.0).log()).cast(spec.dtype)
+            })
+        }
     };
     if matches!(spec.place, LayerPlace::Stacked { .. }) { drawn } else { drawn.squeeze(STREAM) }
 }

@@ -94,6 +94,14 @@ pub struct RotaryAngles<'t> {
     sin: Tensor<'t>,
 }
 
+impl<'t> RotaryAngles<'t> {
+    /// The angles with both tensors mapped, such as to those of some rows.
+    #[must_use]
+    pub fn mapped(&self, map: &dyn Fn(Tensor<'t>) -> Tensor<'t>) -> Self {
+        Self { cos: map(self.cos), sin: map(self.sin) }
+    }
+}
+
 impl Rotary {
     /// Computes the frequencies.
     pub fn new(options: &RotaryOptions) -> Self {

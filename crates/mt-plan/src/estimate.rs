@@ -211,7 +211,7 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     fn memory(&self) -> MemoryEstimate {
-        let (settings, model) = (self.plan.settings(), self.plan.model());
+        let settings = self.plan.settings();
         let mut memory =
             MemoryEstimate { batch: self.plan.argument_bytes().batch, ..MemoryEstimate::default() };
         let accumulation = settings.objective.gradient_accumulation_steps;
@@ -229,10 +229,11 @@ impl Planner<'_> {
                 (Memory::Device, StateKind::Optimizer) => memory.optimizer += bytes,
             }
         }
+        memory.parameters += self.plan.frozen_bytes();
         let kept = self.plan.kept_bytes(&settings.model.remat);
         memory.activations += kept.device;
         memory.host += kept.host;
-        for region in model.activations(self.rows / accumulation, self.length) {
+        for region in self.plan.activations(self.rows / accumulation, self.length) {
             let made: u64 = region.made.iter().map(|made| self.plan.activation_bytes(made)).sum();
             memory.layer = memory.layer.max(2 * made);
         }
@@ -243,7 +244,7 @@ impl Planner<'_> {
 
     /// The mesh axes that split batches: weights that are sharded over them are gathered where they are used.
     fn batch_axes(&self) -> BTreeSet<String> {
-        let regions = self.plan.model().activations(self.rows, self.length);
+        let regions = self.plan.activations(self.rows, self.length);
         let inputs = regions.iter().map(|region| &region.input);
         let axes = inputs.flat_map(|input| {
             let spec = self.plan.placement().sharding(&input.logical_axes, &input.dims).spec;

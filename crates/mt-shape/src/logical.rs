@@ -37,6 +37,7 @@ logical_axes! {
         KV_LORA_UP_PROJ = "kv_lora_up_proj",
         LAYERS = "layers",
         LAYERS_OF_TOKEN = "layers_of_token",
+        MAMBA_HEAD = "mamba_head",
         MLP = "mlp",
         MLP_MOE = "mlp_moe",
         NORM = "norm",

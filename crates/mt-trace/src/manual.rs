@@ -189,6 +189,19 @@ impl DeviceGroup {
         other.mesh_axes.iter().all(|axis| self.mesh_axes.contains(axis))
     }
 
+    /// The devices along those of this group's mesh axes that `other` has or lacks; `None` without such axes.
+    pub fn split_by(&self, other: Option<&Self>) -> (Option<Self>, Option<Self>) {
+        let is_shared = |axis: &(String, usize)| other.is_some_and(|other| other.mesh_axes.contains(axis));
+        let (shared, own): (Vec<_>, Vec<_>) = self.mesh_axes.iter().cloned().partition(is_shared);
+        let group = |mesh_axes: Vec<(String, usize)>| (!mesh_axes.is_empty()).then_some(Self { mesh_axes });
+        (group(shared), group(own))
+    }
+
+    /// The devices along each mesh axis, the slowest first.
+    pub fn by_mesh_axis(&self) -> impl DoubleEndedIterator<Item = Self> {
+        self.mesh_axes.iter().map(|axis| Self { mesh_axes: vec![axis.clone()] })
+    }
+
     fn names(&self) -> Vec<String> {
         self.mesh_axes.iter().map(|(axis, _)| axis.clone()).collect()
     }
@@ -209,6 +222,21 @@ impl DeviceGroup {
         let mut axes = tensor.axes().to_vec();
         axes[dimension].size /= self.size();
         self.collective(CollectiveKind::ReduceScatterSum { dimension }, tensor, &axes)
+    }
+
+    /// Exchanges shards: each device keeps its shard along `split` and receives those of the others along `joined`.
+    #[track_caller]
+    pub fn all_to_all<'b>(
+        &self,
+        tensor: Tensor<'b>,
+        split: &'static str,
+        joined: &'static str,
+    ) -> Tensor<'b> {
+        let (split_dimension, concat_dimension) = (tensor.position(split), tensor.position(joined));
+        let mut axes = tensor.axes().to_vec();
+        axes[split_dimension].size /= self.size();
+        axes[concat_dimension].size *= self.size();
+        self.collective(CollectiveKind::AllToAll { split_dimension, concat_dimension }, tensor, &axes)
     }
 
     /// The all-reduced sum of the devices' tensors.

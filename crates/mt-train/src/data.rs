@@ -3,14 +3,15 @@
 use std::{path::Path, sync::Arc};
 
 use mt_config::{
-    BroughtTokenizer, DataFormat, DataGroup, HfTextUnit, PackingType, TokenizerChoice, TokenizerGroup,
-    tokenizer_directory,
+    BroughtTokenizer, DataFormat, DataGroup, HfTextUnit, PackingType, RecordKind, TokenizerChoice,
+    TokenizerGroup, tokenizer_directory,
 };
 use mt_data::{
-    BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, ChatTemplate, ConversationColumns, Conversations, Dataset,
-    DatasetOptions, EvaluationSet, HeldOut, Packing, RecordFormat, Remainder, Source, Split, Targets,
-    TextDocument, Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte, repository_documents,
-    save_documents, train_bpe,
+    BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, ChatTemplate, CompressedVocabulary, ConversationColumns,
+    Conversations, DataError, Dataset, DatasetOptions, EvaluationSet, Examples, HeldOut, MismatchedHeldOut,
+    MismatchedSource, Packing, PromptLimit, RecordFormat, Remainder, Source, Split, Targets, TextDocument,
+    Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte, instructions, repository_documents,
+    save_documents, save_instructions, train_bpe,
 };
 
 use crate::{Observer, TrainError, events, objective::Objective};
@@ -79,6 +80,8 @@ pub struct DataRequest<'a> {
     pub evaluates: bool,
     /// The tokenizer that comes with the loaded parameters, unless the configuration names another one.
     pub inherited_tokenizer: Option<BroughtTokenizer>,
+    /// The numbers of the tokens of the only tokenizer that suits the model, if the model depends on it.
+    pub token_numbers: Option<Arc<CompressedVocabulary>>,
     /// Whether the run has checkpoints. If so, the tokenizer and the copy of the data in its directory are used again.
     pub resumes: bool,
     pub observer: &'a Observer,
@@ -116,16 +119,29 @@ impl DataRequest<'_> {
         let dataset = Arc::new(Dataset::open_watched(&train, self.watch)?);
         let tokenizer = self.open_tokenizer(&dataset)?;
         let template = self.chat_template(&train)?;
-        let form = |columns: Vec<String>| -> Option<Arc<Conversations>> {
-            let columns = ConversationColumns::of(&columns).filter(|_| is_of_records(&train))?;
-            let answers_only = self.data.sft_train_on_completion_only;
-            Some(Arc::new(Conversations::new(columns, template.clone(), answers_only)))
+        let examples = match self.data.records() {
+            Some(RecordKind::Pairs) => Examples::Pairs,
+            Some(RecordKind::JudgedAnswers) => Examples::JudgedAnswers,
+            Some(RecordKind::Conversations) | None => Examples::Documents,
+        };
+        let form = |columns: Vec<String>| {
+            let form = self.form(&columns, &template).filter(|_| is_of_records(&train));
+            form.map(Arc::new)
         };
         let (conversations, held_out) = (form(self.data.train_columns()), form(self.data.eval_columns()));
+        if let Some(family) = conversations.as_ref().and_then(|form| form.marked_family()) {
+            let note =
+                format!("the chat template is that of {family}; its answers are marked as TRL marks them");
+            events::note(self.observer, note);
+        }
         let options =
             |source: Source, conversations: &Option<Arc<Conversations>>, rows: usize| DatasetOptions {
                 conversations: conversations.clone(),
-                packing: match (self.data.packing, self.data.grain_packing_type) {
+                examples,
+                packing: match (
+                    self.data.packing && examples == Examples::Documents,
+                    self.data.grain_packing_type,
+                ) {
                     (false, _) => Packing::Off,
                     (true, PackingType::FirstFit) => Packing::FirstFit,
                     (true, PackingType::ConcatThenSplit) => Packing::ConcatThenSplit,
@@ -159,6 +175,39 @@ impl DataRequest<'_> {
             Baseline { dataset, options: train_options, evaluation: evaluation.clone(), tokenizer };
         let evaluation = evaluation.map(|set| -> Box<dyn HeldOut> { Box::new(set) });
         Ok(RunData { train: Box::new(train), evaluation, baseline: Some(baseline), conversations })
+    }
+
+    /// How records with these columns become tokens; none for plain text.
+    fn form(&self, columns: &[String], template: &Option<ChatTemplate>) -> Option<Conversations> {
+        let template = template.clone();
+        let max_prompt = self.data.max_prompt_length.unwrap_or(self.data.max_target_length / 2);
+        let prompts = PromptLimit { tokens: max_prompt, always: self.data.max_prompt_length.is_some() };
+        Some(match self.data.records()? {
+            RecordKind::Conversations => {
+                let answers_only = self.data.sft_train_on_completion_only;
+                Conversations::new(ConversationColumns::of(columns)?, template, answers_only)
+            }
+            RecordKind::Pairs => {
+                Conversations::preference(ConversationColumns::of_pairs(columns)?, template, prompts)
+            }
+            RecordKind::JudgedAnswers => {
+                Conversations::preference(ConversationColumns::of_judged(columns)?, template, prompts)
+            }
+        })
+    }
+
+    /// Opens preference data: one pair, or one judged answer, in each row.
+    pub(crate) fn preference_data(&self) -> Result<RunData, TrainError> {
+        let data = RunData { baseline: None, ..self.text_with(Targets::Next)? };
+        if self.data.records() != Some(RecordKind::JudgedAnswers) {
+            return Ok(data);
+        }
+        let with_mismatched = |inner| -> Box<dyn HeldOut> { Box::new(MismatchedHeldOut::new(inner)) };
+        Ok(RunData {
+            train: Box::new(MismatchedSource::new(data.train)),
+            evaluation: data.evaluation.map(with_mismatched),
+            ..data
+        })
     }
 
     /// The chat template of conversations: that of the keys, which the run's tokenizer keeps, or the tokenizer's own.
@@ -196,13 +245,22 @@ impl DataRequest<'_> {
     fn local_source(&self, split: Split) -> Result<Option<Source>, TrainError> {
         match local_source(self.data, split, self.repository) {
             Some(Source::Repository { split, .. }) => Ok(Some(self.repository_split(split)?)),
+            Some(Source::Records { format, columns, .. })
+                if self.data.format() == Some(DataFormat::Instructions) =>
+            {
+                let file = self.own_copy(split, |file| save_instructions(file, &instructions(split)))?;
+                Ok(Some(Source::Records { files: vec![file], format, columns }))
+            }
             source => Ok(source),
         }
     }
 
-    /// The source for a split of the repository's documents. The run keeps its own copy because the repository's files
-    /// change while people work in it.
-    fn repository_split(&self, split: Split) -> Result<Source, TrainError> {
+    /// The run's own copy of a split of its data, which `save` writes if there is none.
+    fn own_copy(
+        &self,
+        split: Split,
+        save: impl FnOnce(&Path) -> Result<(), DataError>,
+    ) -> Result<String, TrainError> {
         let directory = self.run_directory.join("data");
         let file = directory.join(match split {
             Split::Train => "train.jsonl",
@@ -210,9 +268,17 @@ impl DataRequest<'_> {
         });
         if !file.is_file() {
             std::fs::create_dir_all(&directory).map_err(TrainError::io("create", &directory))?;
-            save_documents(&file, &repository_documents(self.repository, split)?)?;
+            save(&file)?;
         }
-        Ok(Source::JsonLines { files: vec![file.to_string_lossy().into_owned()], column: "text".to_owned() })
+        Ok(file.to_string_lossy().into_owned())
+    }
+
+    /// The source for a split of the repository's documents. The run keeps its own copy because the repository's files
+    /// change while people work in it.
+    fn repository_split(&self, split: Split) -> Result<Source, TrainError> {
+        let save = |file: &Path| save_documents(file, &repository_documents(self.repository, split)?);
+        let file = self.own_copy(split, save)?;
+        Ok(Source::JsonLines { files: vec![file], column: "text".to_owned() })
     }
 
     /// The tokenizer saved in the run's directory. A run without one loads it, or trains it on `train`, and saves it
@@ -234,7 +300,13 @@ impl DataRequest<'_> {
             made
         };
         tokenizer.check_vocab_size(self.data.vocab_size)?;
+        self.check_numbers(&tokenizer)?;
         Ok(Some(Arc::new(tokenizer)))
+    }
+
+    /// Refuses a tokenizer whose tokens the model's memories of n-grams do not number.
+    fn check_numbers(&self, tokenizer: &Tokenizer) -> Result<(), TrainError> {
+        Ok(self.token_numbers.as_ref().map_or(Ok(()), |numbers| numbers.check(tokenizer))?)
     }
 
     fn make_tokenizer(&self, train: &Dataset) -> Result<Tokenizer, TrainError> {
@@ -266,10 +338,12 @@ pub fn local_source(data: &DataGroup, split: Split, repository: &Path) -> Option
         Split::Evaluation => (data.eval_patterns(), data.eval_columns()),
     };
     let format = data.format()?;
-    if data.use_sft {
+    if data.records().is_some() {
         let format = match format {
             DataFormat::Parquet => RecordFormat::Parquet,
-            DataFormat::Json | DataFormat::Text | DataFormat::Repository => RecordFormat::JsonLines,
+            DataFormat::Json | DataFormat::Text | DataFormat::Repository | DataFormat::Instructions => {
+                RecordFormat::JsonLines
+            }
         };
         return Some(Source::Records { files, format, columns });
     }
@@ -282,7 +356,8 @@ pub fn local_source(data: &DataGroup, split: Split, repository: &Path) -> Option
                 HfTextUnit::Line => TextDocument::Line,
             },
         },
-        DataFormat::Json => Source::JsonLines { files, column },
+        // Plain text of instructions is refused with the configuration.
+        DataFormat::Json | DataFormat::Instructions => Source::JsonLines { files, column },
         DataFormat::Parquet => Source::Parquet { files, column },
         DataFormat::Repository => Source::Repository { root: repository.to_owned(), split },
     })

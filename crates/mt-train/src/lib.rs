@@ -38,7 +38,7 @@ mod update;
 #[cfg(test)]
 mod tests;
 
-pub use data::local_source;
+pub use data::{DataRequest, RunData, local_source};
 pub use error::TrainError;
 pub use events::{Event, Observer};
 pub use masks::MaskError;

@@ -253,6 +253,8 @@ impl TrainPlan {
             loss,
             seed: self.settings.model.init_weights_seed,
             order,
+            loads_base: self.model.adapters().is_some()
+                && self.settings.checkpoint.parameters_path().is_some(),
         }
     }
 

@@ -2,11 +2,11 @@
 
 use mt_config::{KeptIn, RematGroup};
 use mt_ir::{Memory, TensorType};
-use mt_models::decoder::Activation;
+use mt_models::decoder::{Activation, RegionActivations};
 use mt_runtime::Platform;
-use mt_shape::{LogicalAxis, Sharding};
+use mt_shape::{LogicalAxis, Sharding, logical};
 
-use crate::TrainPlan;
+use crate::{TrainPlan, objective::FrozenModel};
 
 /// The purpose of an array of a run's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl TrainPlan {
             Some(kept) => kept.iter().find(|(known, _)| Some(*known) == name).map(|(_, place)| *place),
         };
         let mut bytes = KeptBytes::default();
-        for region in self.model.activations(rows, length) {
+        for region in self.activations(rows, length) {
             let input = kept_in(region.input.name).unwrap_or(KeptIn::Device);
             let named = region.made.iter().filter_map(|made| Some((made, kept_in(made.name)?)));
             for (tensor, place) in std::iter::once((&region.input, input)).chain(named) {
@@ -72,10 +72,36 @@ impl TrainPlan {
         bytes
     }
 
+    /// The activations of the layers for `rows` sequences of `length` tokens, grouped by the regions that the backward
+    /// pass recomputes.
+    pub fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
+        let of_queries = [Some(logical::ACTIVATION_KV_BATCH), Some(logical::ACTIVATION_LENGTH_ATTN)];
+        match self.placement.sharding(&of_queries, &[rows, length]).spec.0[1].is_empty() {
+            true => self.model.activations(rows, length),
+            false => self.model.activations_of_split_sequences(rows, length),
+        }
+    }
+
     /// Bytes of an activation's shard on one device.
     pub fn activation_bytes(&self, tensor: &Activation) -> u64 {
         let shard = self.placement.sharding(&tensor.logical_axes, &tensor.dims).shard_dims(&tensor.dims);
         (shard.iter().product::<usize>() * tensor.dtype.byte_size()) as u64
+    }
+
+    /// Bytes per device of the parameters of frozen models, without those that they share with the trained model.
+    pub fn frozen_bytes(&self) -> u64 {
+        let programs = self.programs();
+        let of_model = |frozen: &FrozenModel| -> u64 {
+            let parameters = frozen.model(&*self.model).parameters();
+            let own = parameters.iter().enumerate().filter(|(index, _)| !programs.shares(frozen, *index));
+            own.map(|(_, (_, spec))| {
+                let shard =
+                    self.placement.sharding(&spec.logical_axes, &spec.dims()).shard_dims(&spec.dims());
+                (shard.iter().product::<usize>() * spec.dtype.byte_size()) as u64
+            })
+            .sum()
+        };
+        self.loss.frozen.iter().map(of_model).sum()
     }
 
     /// The arrays of the state, in the order in which programs take them.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use mt_ir::{Program, Target};
 use mt_models::{Model, statistics};
-use mt_nn::{SequenceOrder, initialize};
-use mt_shape::Placement;
-use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
+use mt_nn::{AdapterArray, ParamSpec, SequenceOrder, first_magnitudes, initialize};
+use mt_shape::{Path, Placement};
+use mt_trace::{Inputs, Output, ProgramOptions, Region, Tensor, program};
 
 use crate::{
     TrainError, expert_loads,
@@ -20,11 +20,13 @@ use crate::{
 
 const INITIALIZE: &str = "initialize";
 const INITIALIZE_PARAMETERS: &str = "initialize_parameters";
+const FIRST_MAGNITUDES: &str = "first_magnitudes";
 const TRAIN_STEP: &str = "train_step";
 const EVALUATION_STEP: &str = "eval_step";
 
 /// The names of all programs.
-pub(crate) const NAMES: [&str; 4] = [INITIALIZE, INITIALIZE_PARAMETERS, TRAIN_STEP, EVALUATION_STEP];
+pub(crate) const NAMES: [&str; 5] =
+    [INITIALIZE, INITIALIZE_PARAMETERS, FIRST_MAGNITUDES, TRAIN_STEP, EVALUATION_STEP];
 
 /// The inputs from which programs are traced.
 #[derive(Clone)]
@@ -38,6 +40,8 @@ pub(crate) struct Programs {
     pub seed: u64,
     /// The order in which the tokens of a row are stored.
     pub order: SequenceOrder,
+    /// Whether the base below adapters is loaded rather than drawn.
+    pub loads_base: bool,
 }
 
 impl Programs {
@@ -58,15 +62,47 @@ impl Programs {
             .map_err(|source| TrainError::Trace { program: name, source: Box::new(source) })
     }
 
-    /// Traces the program that creates the state of a fresh run. It takes no arguments.
+    /// Draws the first values of all parameters. The magnitudes of adapters are zero if the base is loaded.
+    fn drawn<'t>(&self, region: Region<'t>, specs: &[(Path, ParamSpec)]) -> Vec<Tensor<'t>> {
+        let mut drawn = initialize(region, region.key(self.seed), specs);
+        if self.loads_base {
+            for ((_, spec), value) in specs.iter().zip(&mut drawn) {
+                if spec.adapter == Some(AdapterArray::Magnitude) {
+                    *value = region.full(spec.dtype, &spec.axes, 0.0);
+                }
+            }
+        }
+        drawn
+    }
+
+    /// Traces the program that computes the first magnitudes of adapters from the parameters; returns the indices of the
+    /// magnitudes, too.
+    pub fn first_magnitudes(&self) -> Result<(Program, Vec<usize>), TrainError> {
+        let specs = self.model.parameters();
+        let mut indices = Vec::new();
+        let program = self.build(FIRST_MAGNITUDES, |inputs| {
+            let parameters = self.layout.declare(inputs, self.layout.parameters(), false);
+            let made = first_magnitudes(&specs, |index| parameters[index]);
+            indices = made.iter().map(|(index, _)| *index).collect();
+            let mut all = parameters;
+            for (index, value) in made {
+                all[index] = value;
+            }
+            let outputs = self.layout.outputs(inputs, &all, |_| true).into_iter().enumerate();
+            outputs.filter(|(index, _)| indices.contains(index)).map(|(_, output)| output).collect()
+        })?;
+        Ok((program, indices))
+    }
+
+    /// Traces the program that creates the state of a fresh run, without a base that is loaded. It takes no arguments.
     pub fn initialize(&self) -> Result<Program, TrainError> {
         let specs = self.model.parameters();
         self.build(INITIALIZE, |inputs| {
             let region = inputs.region();
-            let mut state = initialize(region, region.key(self.seed), &specs);
+            let mut state = self.drawn(region, &specs);
             let rest = &self.layout.entries[state.len()..];
             state.extend(rest.iter().map(|entry| region.full(entry.array.dtype, &entry.axes, 0.0)));
-            self.layout.outputs(inputs, &state)
+            self.layout.outputs(inputs, &state, |entry| !(self.loads_base && entry.in_base))
         })
     }
 
@@ -75,7 +111,7 @@ impl Programs {
         let specs = self.model.parameters();
         self.build(INITIALIZE_PARAMETERS, |inputs| {
             let region = inputs.region();
-            let all = self.layout.outputs(inputs, &initialize(region, region.key(self.seed), &specs));
+            let all = self.layout.outputs(inputs, &self.drawn(region, &specs), |_| true);
             all.into_iter()
                 .enumerate()
                 .filter(|(index, _)| wanted(*index))
@@ -84,8 +120,8 @@ impl Programs {
         })
     }
 
-    /// Traces a training step for `rows` rows. It takes the state (donated), the arrays of frozen models and a batch,
-    /// and returns the next state and a vector of metrics.
+    /// Traces a training step for `rows` rows. It takes the state (donated, but for a base below adapters), the arrays of frozen models and a batch,
+    /// and returns the next state without that base and a vector of metrics.
     pub fn train_step(&self, rows: usize) -> Result<Measured<Program>, TrainError> {
         let specs = self.model.parameters();
         let mut names = Vec::new();
@@ -149,7 +185,7 @@ impl Programs {
     /// Declares the arrays of frozen models as inputs, except those shared with the trained model.
     fn frozen<'t>(&self, inputs: &Inputs<'t>, trained: &[Tensor<'t>]) -> Vec<Vec<Tensor<'t>>> {
         let of_model = |frozen: &FrozenModel| {
-            let declare = |(index, (path, spec)): (usize, &(mt_shape::Path, mt_nn::ParamSpec))| {
+            let declare = |(index, (path, spec)): (usize, &(Path, ParamSpec))| {
                 if self.shares(frozen, index) {
                     return trained[index];
                 }

@@ -12,7 +12,7 @@ use std::{
 use mt_config::Notice;
 use mt_ir::{Memory, Program};
 use mt_models::Model;
-use mt_runtime::{Array, Executable, Platform, Runtime};
+use mt_runtime::{Array, Executable, Input, Platform, Runtime};
 
 use crate::{
     Observer, TrainError, TrainPlan, Trainer,
@@ -24,7 +24,7 @@ use crate::{
     placement::{DATA_AXIS, warn_of_replicas},
     plan::TracedStep,
     program::Programs,
-    restore::{Restored, Resume, Resumed, load_parameters_of, restore},
+    restore::{First, Restored, Resume, Resumed, load_parameters_of, restore, saved_adapters},
     state::TrainState,
 };
 
@@ -71,8 +71,10 @@ impl Start<'_> {
             Some(Initial::Program(program)) => TrainState::initialize(&program, layout),
             None => TrainState::initialize(&self.compile(&programs.initialize()?)?, layout),
         };
-        let Restored { state, first_step, resumed } = restore(plan, runtime, resume, observer, initialize)?;
-        let frozen = self.frozen(&programs)?;
+        let magnitudes = |state: &TrainState| self.first_magnitudes(&programs, state);
+        let first = First { initialize, magnitudes };
+        let Restored { state, first_step, resumed, base } = restore(plan, runtime, resume, observer, first)?;
+        let frozen = self.frozen(&programs, &state)?;
         timeline.begin(Activity::Startup);
         warn_of_replicas(&plan.settings.placement, &*plan.model, &state, plan.placement.mesh(), observer);
         let trainer = Trainer {
@@ -83,6 +85,7 @@ impl Start<'_> {
             evaluation,
             state: Some(state),
             frozen,
+            base,
             next_step: first_step,
         };
         Ok((trainer, resumed))
@@ -202,20 +205,25 @@ impl Start<'_> {
     }
 
     /// The arrays of frozen models that they do not share with the trained model, in program order.
-    fn frozen(&self, programs: &Programs) -> Result<Vec<Array>, TrainError> {
+    fn frozen(&self, programs: &Programs, state: &TrainState) -> Result<Vec<Array>, TrainError> {
         let mut arrays = Vec::new();
         if !programs.loss.frozen.is_empty() && programs.layout.parameters_in() != Memory::Device {
             return Err(TrainError::FrozenOffloaded);
         }
         for frozen in programs.loss.frozen.iter() {
-            arrays.extend(self.frozen_parameters(programs, frozen)?);
+            arrays.extend(self.frozen_parameters(programs, frozen, state)?);
         }
         Ok(arrays)
     }
 
     /// The parameters of a frozen model that it does not share. Initial values are loaded or drawn again, so that a
     /// resumed run has the same ones.
-    fn frozen_parameters(&self, programs: &Programs, frozen: &FrozenModel) -> Result<Vec<Array>, TrainError> {
+    fn frozen_parameters(
+        &self,
+        programs: &Programs,
+        frozen: &FrozenModel,
+        state: &TrainState,
+    ) -> Result<Vec<Array>, TrainError> {
         let Self { plan, runtime, observer } = self;
         let is_own = |index: usize| !programs.shares(frozen, index);
         if !(0..frozen.model(&*plan.model).parameters().len()).any(is_own) {
@@ -225,8 +233,12 @@ impl Start<'_> {
             load_parameters_of(runtime, &plan.placement, model, path, observer)
         };
         let checkpoint = &plan.settings.checkpoint;
+        if plan.model.adapters().is_some() && matches!(frozen.source, FrozenSource::FirstValues) {
+            return self.first_adapters(programs, state);
+        }
         match (&frozen.source, checkpoint.load_full_state_path.as_deref().or(checkpoint.parameters_path())) {
             (FrozenSource::Loaded { model, path }, _) => load(&**model, path),
+            (FrozenSource::OtherValues(path), _) => load(&*plan.model, path),
             (FrozenSource::FirstValues, Some(path)) => {
                 let all = load(&*plan.model, path)?.into_iter().enumerate();
                 Ok(all.filter(|(index, _)| is_own(*index)).map(|(_, array)| array).collect())
@@ -235,5 +247,38 @@ impl Start<'_> {
                 Ok(self.compile(&programs.initialize_parameters(is_own)?)?.run(Vec::new())?)
             }
         }
+    }
+
+    /// The adapters with which the run began: saved ones, or those of the bare base.
+    fn first_adapters(&self, programs: &Programs, state: &TrainState) -> Result<Vec<Array>, TrainError> {
+        let Self { plan, runtime, .. } = self;
+        let checkpoint = &plan.settings.checkpoint;
+        if let Some(adapters) = saved_adapters(&*plan.model, checkpoint, runtime, &plan.placement)? {
+            return Ok(adapters);
+        }
+        let specs = plan.model.parameters();
+        let adapters: Vec<usize> =
+            (0..specs.len()).filter(|index| specs[*index].1.adapter.is_some()).collect();
+        let drawn = programs.initialize_parameters(|index| adapters.contains(&index))?;
+        let mut arrays = self.compile(&drawn)?.run(Vec::new())?;
+        for (index, magnitude) in self.first_magnitudes(programs, state)? {
+            let place = adapters.iter().position(|adapter| *adapter == index);
+            arrays[place.expect("magnitudes are adapters")] = magnitude;
+        }
+        Ok(arrays)
+    }
+
+    /// The first magnitudes of adapters with the indices of their parameters, from a complete state.
+    fn first_magnitudes(
+        &self,
+        programs: &Programs,
+        state: &TrainState,
+    ) -> Result<Vec<(usize, Array)>, TrainError> {
+        let (program, indices) = programs.first_magnitudes()?;
+        if indices.is_empty() {
+            return Ok(Vec::new());
+        }
+        let inputs = state.parameters().iter().map(Input::Borrow).collect();
+        Ok(indices.into_iter().zip(self.compile(&program)?.run(inputs)?).collect())
     }
 }

@@ -11,7 +11,7 @@ use mt_models::{
     parameter_key,
 };
 use mt_nn::{LayerPlace, ParamSpec};
-use mt_optim::{History, Slot, Values};
+use mt_optim::{History, Parameter, Slot, Values};
 use mt_runtime::{Array, Executable, Input, Runtime};
 use mt_shape::{Axis, DType, HostArray, Path, Placement};
 use mt_trace::{Inputs, Output, Tensor};
@@ -69,6 +69,8 @@ pub(crate) struct StateEntry {
     pub memory: Memory,
     /// Further checkpoint keys with the same value.
     copies: Vec<Vec<KeySegment>>,
+    /// Whether the array is of the base below adapters. Steps read it and do not return it, and checkpoints do not hold it.
+    pub in_base: bool,
 }
 
 const STEP: &str = "step";
@@ -78,16 +80,12 @@ impl StateLayout {
     pub fn new(model: &dyn Model, rule: &UpdateRule) -> Self {
         let parameters = &rule.parameters;
         let arrays = StateArray::parameters(model);
+        let in_base = in_base(model);
         let mut entries: Vec<StateEntry> = parameters
             .iter()
             .zip(&arrays)
-            .map(|(parameter, array)| StateEntry {
-                name: format!("params.{}", parameter.path),
-                axes: parameter.axes.clone(),
-                array: array.clone(),
-                memory: Memory::Device,
-                copies: Vec::new(),
-            })
+            .zip(&in_base)
+            .map(|((parameter, array), in_base)| StateEntry::parameter(parameter, array, *in_base))
             .collect();
         let tree = OptimizerTree::new(rule);
         let slots = rule.optimizer.slots(parameters);
@@ -101,6 +99,7 @@ impl StateLayout {
                 array: kept_for(array, slot, &holder),
                 memory: Memory::Device,
                 copies: Vec::new(),
+                in_base: false,
             });
         }
         let mut constants = tree.constants.clone();
@@ -111,7 +110,7 @@ impl StateLayout {
                 let same = |slot: &&Slot| (slot.sub_optimizer, slot.name) == (*sub_optimizer, *name);
                 slots.iter().filter(same).any(|slot| slot.parameter == index)
             };
-            for index in (0..arrays.len()).filter(|index| !has(*index)) {
+            for index in (0..arrays.len()).filter(|index| !has(*index) && !in_base[*index]) {
                 let key = parameter_key(&holder, &arrays[index].stored);
                 // Parameters that share a stored array share a key.
                 if constants.iter().any(|(known, _)| *known == key) || empty.contains(&key) {
@@ -182,7 +181,7 @@ impl StateLayout {
         StateTensors { values, spikes, step: all[step] }
     }
 
-    /// The outputs of a program that returns the whole state.
+    /// The outputs of a program that returns the next state, without the base below adapters.
     pub fn outputs_of<'t>(&self, inputs: &Inputs<'t>, state: StateTensors<'t>) -> Vec<Output<'t>> {
         let StateTensors { values: Values { parameters, slots }, spikes, step } = state;
         let groups = &self.groups;
@@ -195,7 +194,7 @@ impl StateLayout {
             all[guard.count] = history.count;
             all[guard.updates] = updates;
         }
-        self.outputs(inputs, &all)
+        self.outputs(inputs, &all, |entry| !entry.in_base)
     }
 
     /// Also accepts checkpoints with the layout `other`.
@@ -244,6 +243,7 @@ impl StateLayout {
     pub fn declare<'t>(&self, inputs: &Inputs<'t>, entries: Range<usize>, donated: bool) -> Vec<Tensor<'t>> {
         let declare = |entry: &StateEntry| {
             let sharding = entry.array.sharding(inputs.placement());
+            let donated = donated && !entry.in_base;
             inputs.placed_input(entry.memory, &entry.name, entry.array.dtype, &entry.axes, sharding, donated)
         };
         self.entries[entries].iter().map(declare).collect()
@@ -271,13 +271,23 @@ impl StateLayout {
         specs.iter().zip(tensors).map(|((_, spec), tensor)| place(spec, *tensor)).collect()
     }
 
-    /// The outputs of a program that returns the first entries of the state, each in its memory.
-    pub fn outputs<'t>(&self, inputs: &Inputs<'t>, state: &[Tensor<'t>]) -> Vec<Output<'t>> {
+    /// The outputs of a program that returns the `wanted` ones of the first entries of the state, each in its memory.
+    pub fn outputs<'t>(
+        &self,
+        inputs: &Inputs<'t>,
+        state: &[Tensor<'t>],
+        wanted: impl Fn(&StateEntry) -> bool,
+    ) -> Vec<Output<'t>> {
         let output = |(entry, tensor): (&StateEntry, &Tensor<'t>)| {
             let sharding = entry.array.sharding(inputs.placement());
             inputs.placed_output(&entry.name, *tensor, sharding).moved_to(entry.memory)
         };
-        self.entries.iter().zip(state).map(output).collect()
+        self.entries.iter().zip(state).filter(|(entry, _)| wanted(entry)).map(output).collect()
+    }
+
+    /// The entries that checkpoints hold.
+    fn saved(&self) -> impl Iterator<Item = &StateEntry> {
+        self.entries.iter().filter(|entry| !entry.in_base)
     }
 
     /// Checks that a checkpoint has the whole state, without reading arrays.
@@ -311,7 +321,7 @@ impl StateLayout {
         &self,
         form: impl Fn(&StateArray) -> StateArray,
     ) -> Vec<(Vec<KeySegment>, Option<(DType, Vec<usize>)>)> {
-        let arrays = self.entries.iter().flat_map(|entry| {
+        let arrays = self.saved().flat_map(|entry| {
             let array = form(&entry.array);
             let is_first = array.is_first_stored();
             let ExpectedArray { dtype, dims, .. } = array.expected();
@@ -327,7 +337,24 @@ impl StateLayout {
     }
 }
 
+/// Whether each parameter is of the base below adapters.
+fn in_base(model: &dyn Model) -> Vec<bool> {
+    let has_adapters = model.adapters().is_some();
+    model.parameters().iter().map(|(_, spec)| has_adapters && spec.adapter.is_none()).collect()
+}
+
 impl StateEntry {
+    fn parameter(parameter: &Parameter, array: &StateArray, in_base: bool) -> Self {
+        Self {
+            name: format!("params.{}", parameter.path),
+            axes: parameter.axes.clone(),
+            array: array.clone(),
+            memory: Memory::Device,
+            copies: Vec::new(),
+            in_base,
+        }
+    }
+
     /// A scalar integer.
     fn number(name: &str, key: Vec<KeySegment>) -> Self {
         Self {
@@ -336,13 +363,21 @@ impl StateEntry {
             array: plain(key, DType::I32, &[]),
             memory: Memory::Device,
             copies: Vec::new(),
+            in_base: false,
         }
     }
 
     /// A ring buffer of recent values.
     fn ring(name: &str, axis: Axis, key: Vec<KeySegment>) -> Self {
         let array = plain(key, DType::F32, &[axis.size]);
-        Self { name: name.to_owned(), axes: vec![axis], array, memory: Memory::Device, copies: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            axes: vec![axis],
+            array,
+            memory: Memory::Device,
+            copies: Vec::new(),
+            in_base: false,
+        }
     }
 }
 
@@ -395,20 +430,61 @@ pub(crate) struct TrainState {
 }
 
 impl TrainState {
-    /// Splits the outputs of a program into the state and the outputs that follow it.
-    pub fn from_outputs(mut outputs: Vec<Array>, layout: &StateLayout) -> (Self, Vec<Array>) {
-        let rest = outputs.split_off(layout.entries.len());
-        (Self { arrays: outputs, num_parameters: layout.parameters().len() }, rest)
+    /// Runs a training step, and returns the next state and the outputs that follow it. The arrays of a base below
+    /// adapters stay where they are.
+    pub fn step<'a>(
+        self,
+        program: &Executable,
+        layout: &StateLayout,
+        others: impl Iterator<Item = &'a Array>,
+    ) -> Result<(Self, Vec<Array>), TrainError> {
+        let (base, given) = self.split(layout);
+        let num_given = given.len();
+        let (mut borrowed, mut donated) = (base.iter(), given.into_iter());
+        let input = |entry: &StateEntry| match entry.in_base {
+            true => borrowed.next().map(Input::Borrow),
+            false => donated.next().map(Input::Donate),
+        };
+        let mut inputs: Vec<Input<'_>> = layout.entries.iter().filter_map(input).collect();
+        for array in others {
+            inputs.push(Input::Borrow(array));
+        }
+        let mut outputs = program.run(inputs)?;
+        let rest = outputs.split_off(num_given);
+        let mut next = Self::of(outputs, layout);
+        next.insert_base(layout, base);
+        Ok((next, rest))
     }
 
-    /// Turns the state into donated arguments of a training step.
-    pub fn into_inputs<'a>(self) -> Vec<Input<'a>> {
-        self.arrays.into_iter().map(Input::Donate).collect()
+    /// The arrays of the base below adapters, and the others.
+    fn split(self, layout: &StateLayout) -> (Vec<Array>, Vec<Array>) {
+        let (mut base, mut others) = (Vec::new(), Vec::new());
+        for (entry, array) in layout.entries.iter().zip(self.arrays) {
+            if entry.in_base { base.push(array) } else { others.push(array) }
+        }
+        (base, others)
     }
 
-    /// Runs the program that creates the state of a fresh run.
+    /// The arrays of the base below adapters of a complete state.
+    pub fn into_base(self, layout: &StateLayout) -> Vec<Array> {
+        self.split(layout).0
+    }
+
+    /// Completes a state that lacks the base below adapters.
+    pub fn insert_base(&mut self, layout: &StateLayout, base: Vec<Array>) {
+        let (mut base, mut others) = (base.into_iter(), std::mem::take(&mut self.arrays).into_iter());
+        let next = |entry: &StateEntry| if entry.in_base { base.next() } else { others.next() };
+        self.arrays = layout.entries.iter().filter_map(next).collect();
+    }
+
+    /// A state of these arrays, in the order of the layout's entries.
+    pub fn of(arrays: Vec<Array>, layout: &StateLayout) -> Self {
+        Self { arrays, num_parameters: layout.parameters().len() }
+    }
+
+    /// Runs the program that creates the state of a fresh run. The state lacks the base below adapters if that is loaded.
     pub fn initialize(program: &Executable, layout: &StateLayout) -> Result<Self, TrainError> {
-        Ok(Self::from_outputs(program.run(Vec::new())?, layout).0)
+        Ok(Self::of(program.run(Vec::new())?, layout))
     }
 
     /// Waits until all arrays are computed.
@@ -416,7 +492,7 @@ impl TrainState {
         self.arrays.iter().try_for_each(|array| Ok(array.wait()?))
     }
 
-    /// Loads the whole state from a checkpoint.
+    /// Loads the whole state from a checkpoint. It lacks the base below adapters.
     pub fn load(
         runtime: &Runtime,
         placement: &Placement,
@@ -426,13 +502,21 @@ impl TrainState {
         layout.check(checkpoint)?;
         let reader = StateReader::open(runtime, placement, checkpoint)?;
         let described = |layout: &StateLayout| -> Vec<StateArray> {
-            layout.entries.iter().map(|entry| entry.array.clone()).collect()
+            layout.saved().map(|entry| entry.array.clone()).collect()
         };
+        let memories: Vec<Memory> = layout.saved().map(|entry| entry.memory).collect();
         let other = layout.other.as_deref().map(described);
         let arrays = reader.read_all(&described(layout), other.as_deref(), |index, array| {
-            array.moved_to(runtime, layout.entries[index].memory)
+            array.moved_to(runtime, memories[index])
         })?;
-        Ok(Self { arrays, num_parameters: layout.parameters().len() })
+        Ok(Self::of(arrays, layout))
+    }
+
+    /// Replaces parameters by index.
+    pub fn replace(&mut self, parameters: impl IntoIterator<Item = (usize, Array)>) {
+        for (index, array) in parameters {
+            self.arrays[index] = array;
+        }
     }
 
     /// The parameters, in the model's order.
@@ -458,6 +542,9 @@ impl TrainState {
         // Parameters and slots are written in the model's order, the rest in the order of the keys.
         let mut num_ordered = 0;
         for (index, (entry, array)) in layout.entries.iter().zip(&self.arrays).enumerate() {
+            if entry.in_base {
+                continue;
+            }
             entries.add(&entry.array, array)?;
             if index < layout.slots().end {
                 num_ordered = entries.num_stored();

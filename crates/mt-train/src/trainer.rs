@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use mt_checkpoint::{CheckpointManager, CommitGate, JsonItem, SaveRequest};
 use mt_data::{Batch, Position};
-use mt_runtime::{Array, Executable, Input, Runtime};
+use mt_models::AdapterBase;
+use mt_runtime::{Array, Executable, Runtime};
 use serde_json::json;
 
 use crate::{
@@ -33,6 +34,8 @@ pub struct Trainer {
     pub(crate) state: Option<TrainState>,
     /// Parameters of frozen models, in program order.
     pub(crate) frozen: Vec<Array>,
+    /// The base below adapters, which checkpoints record.
+    pub(crate) base: Option<AdapterBase>,
     pub(crate) next_step: u64,
 }
 
@@ -86,10 +89,8 @@ impl Trainer {
         let arguments = &arguments[arguments.len() - declared.len()..];
         let arrays = batch::to_devices(&self.runtime, &declared, arguments, batch, self.programs.order)?;
         let state = self.state.take().ok_or(TrainError::StateLost)?;
-        let mut inputs = state.into_inputs();
-        inputs.extend(self.frozen.iter().chain(&arrays).map(Input::Borrow));
-        let outputs = step.program.run(inputs)?;
-        let (state, rest) = TrainState::from_outputs(outputs, &self.programs.layout);
+        let others = self.frozen.iter().chain(&arrays);
+        let (state, rest) = state.step(&step.program, &self.programs.layout, others)?;
         self.state = Some(state);
         self.next_step += 1;
         Ok(step.pending(rest[0].to_host_async()?))
@@ -164,6 +165,9 @@ impl Trainer {
         });
         if let Some(kernels) = restore::kernels(&self.runtime)? {
             metadata[restore::KERNELS] = kernels.into();
+        }
+        if let Some(base) = &self.base {
+            base.record(&mut metadata);
         }
         let request = SaveRequest {
             entries,

@@ -1,13 +1,16 @@
 //! One module per subcommand.
 
+pub mod chat;
 pub mod checkpoint;
 pub mod compile;
 pub mod completion;
 pub mod config;
+pub mod data;
 pub mod decode;
 pub mod estimate;
 pub mod logits;
 pub mod plugin;
+pub mod sft;
 pub mod tokenizer;
 pub mod train;
 
@@ -53,6 +56,10 @@ pub fn over_run(request: Request, given: &Config, run: &Path) -> Request {
     let is_given = |key: &&str| given.entry(key).value.as_str().is_some_and(|path| !path.is_empty());
     let others = WEIGHTS_KEYS.iter().filter(|key| !is_given(key));
     request.arguments.extend(others.map(|other| format!("{other}=")));
+    // A run with adapters holds its own; those with which it began are no longer of use.
+    if !is_given(&"lora_restore_path") {
+        request.arguments.push("lora.lora_restore_path=".to_owned());
+    }
     request
 }
 

@@ -8,20 +8,33 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use mt_config::{Config, Request, RunGroup, RunRecord, TrainConfig, table, tokenizer_directory};
+use mt_config::{
+    Config, PresetCommand, Request, RunGroup, RunRecord, TrainConfig, table, tokenizer_directory,
+};
 use mt_train::{Ending, GoodputSummary, TrainOptions, TrainReport, train};
 
 use crate::{
     arguments::{Decode, Settings},
-    commands::{decode, resolve, warn, warn_of_training},
+    commands::{decode, resolve, sft::Lesson, warn, warn_of_training},
     console::Console,
     failure::Failure,
 };
 
 /// Runs `maxtext train`. If a signal stops the run, the exit status is 128 plus the signal's number, as in shells.
 pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
-    let given = settings.settings.clone();
-    let (config, is_named) = configure(settings.settings)?;
+    run_as(None, settings, None)
+}
+
+/// Runs a command that trains; `None` is `train`. `lesson` belongs to the quick start of fine-tuning.
+pub fn run_as(
+    preset: Option<&'static PresetCommand>,
+    settings: Settings,
+    lesson: Option<Lesson>,
+) -> Result<ExitCode, Failure> {
+    let again =
+        Again { command: preset.map_or("train", |preset| preset.name), given: settings.settings.clone() };
+    let base = lesson.as_ref().map(|lesson| lesson.base.as_path());
+    let (config, is_named) = configure(preset, settings.settings, base)?;
     let train_config = TrainConfig::from_config(&config)?;
     if let Some(hardware) = &train_config.ahead.compile_topology {
         let origin = &config.entry("compile_topology").origin;
@@ -33,7 +46,7 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let mut announcement = Vec::new();
     if !is_named {
         let name = &train_config.run.run_name;
-        announcement.push(format!("this is the new run `{name}`; to resume it: {}", command(&given, name)));
+        announcement.push(format!("this is the new run `{name}`; to resume it: {}", again.resuming(name)));
     }
     if train_config.run.log_config {
         let given = config.entries().filter(|entry| entry.origin.is_given());
@@ -44,17 +57,25 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
     let observer = Arc::new(move |event| console.show(&event));
     let options = TrainOptions { observer, repository: repository() };
     let name = train_config.run.run_name.clone();
+    let exam = lesson.map(|lesson| lesson.begin(&config, &train_config.run.directory())).transpose()?;
     let record = RunRecord::new(config);
     let report = train(train_config, &record, &options)?;
-    close(&name, record.is_quick_start(), &report, &given)
+    let sample = || match &exam {
+        Some(exam) => exam.report(&report.run_directory),
+        None if record.is_quick_start() => sample(&report.run_directory),
+        None => Ok(()),
+    };
+    let continuation = if exam.is_some() { "chat" } else { "decode" };
+    close(&name, &report, &again, continuation, sample)
 }
 
 /// Reports the outcome of the run, and suggests the next commands.
 fn close(
     name: &str,
-    is_quick_start: bool,
     report: &TrainReport,
-    given: &[String],
+    again: &Again,
+    continuation: &str,
+    sample: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<ExitCode, Failure> {
     let directory = report.run_directory.display();
     let has_checkpoints = has_checkpoints(&report.run_directory);
@@ -65,7 +86,7 @@ fn close(
         }
         Ending::Stopped { signal } => {
             let next = if has_checkpoints {
-                format!("to resume: {}", command(given, name))
+                format!("to resume: {}", again.resuming(name))
             } else {
                 "there is no checkpoint to resume from".to_owned()
             };
@@ -95,18 +116,18 @@ fn close(
     if let Some(chart) = &report.chart {
         say!("loss curve: {}", chart.display());
     }
-    if is_quick_start && has_checkpoints {
-        sample(&report.run_directory);
+    // The run is saved, so a failed sample is reported but does not fail the command.
+    if let Some(failure) = has_checkpoints.then(sample).and_then(Result::err) {
+        failure.report();
     }
     let mut next = Vec::new();
     if tokenizer_directory(&report.run_directory).is_dir() && has_checkpoints {
         let path = quoted(&format!("load_parameters_path={directory}"));
-        next.push(format!("{} decode {path} prompt='…'", program()));
+        let prompt = if continuation == "decode" { " prompt='…'" } else { "" };
+        next.push(format!("{} {continuation} {path}{prompt}", program()));
     }
     if has_checkpoints && report.ending == Ending::Completed && report.steps > 0 {
-        let given: Vec<String> =
-            given.iter().filter(|argument| !argument.starts_with("steps=")).cloned().collect();
-        next.push(format!("{} steps={}", command(&given, name), report.steps * 2));
+        next.push(format!("{} steps={}", again.without("steps").resuming(name), report.steps * 2));
     }
     for (index, line) in next.iter().enumerate() {
         say!("{} {line}", if index == 0 { "next:" } else { "  or:" });
@@ -115,7 +136,7 @@ fn close(
 }
 
 /// Whether the run has a checkpoint to decode with or to resume from.
-fn has_checkpoints(run: &Path) -> bool {
+pub fn has_checkpoints(run: &Path) -> bool {
     let Ok(steps) = run.join("checkpoints").read_dir() else { return false };
     steps.flatten().any(|step| step.file_name().to_string_lossy().parse::<u64>().is_ok())
 }
@@ -124,7 +145,7 @@ fn has_checkpoints(run: &Path) -> bool {
 const SAMPLE_PROMPT: &str = "/// Returns the ";
 
 /// Shows a sample of the quick start's model, as the equivalent `decode` command would.
-fn sample(run: &Path) {
+fn sample(run: &Path) -> Result<(), Failure> {
     say!("a sample, which continues {SAMPLE_PROMPT:?}:");
     let keys = [
         format!("load_parameters_path={}", run.display()),
@@ -135,23 +156,35 @@ fn sample(run: &Path) {
         "decode_sampling_nucleus_p=0.9".to_owned(),
         "decode_sampling_temperature=0.7".to_owned(),
     ];
-    // The run is saved, so a failed sample is reported but does not fail the command.
-    if let Err(failure) = decode::run(Decode { json: false, settings: Settings { settings: keys.into() } }) {
-        failure.report();
-    }
+    decode::run(Decode { json: false, settings: Settings { settings: keys.into() } })
 }
 
-/// The command that resumes a run.
-fn command(given: &[String], name: &str) -> String {
-    // Output is often stored or shared, so it must not contain secrets.
-    let is_secret = |argument: &str| {
-        let key = argument.split_once('=').and_then(|(name, _)| table::canonical(name.trim()));
-        key.is_some_and(|key| key.secret)
-    };
-    let others =
-        given.iter().filter(|argument| !argument.starts_with("run_name=") && !is_secret(argument)).cloned();
-    let words: Vec<String> = others.chain([format!("run_name={name}")]).map(|word| quoted(&word)).collect();
-    format!("{} train {}", program(), words.join(" "))
+/// A command line, from which that of a resumed run follows.
+struct Again {
+    command: &'static str,
+    given: Vec<String>,
+}
+
+impl Again {
+    /// The command line without a key.
+    fn without(&self, key: &str) -> Self {
+        let is_other = |argument: &&String| argument.split('=').next() != Some(key);
+        Self { command: self.command, given: self.given.iter().filter(is_other).cloned().collect() }
+    }
+
+    /// The command that resumes a run.
+    fn resuming(&self, name: &str) -> String {
+        // Output is often stored or shared, so it must not contain secrets.
+        let is_secret = |argument: &str| {
+            let key = argument.split_once('=').and_then(|(name, _)| table::canonical(name.trim()));
+            key.is_some_and(|key| key.secret)
+        };
+        let others = self.without("run_name").given;
+        let others = others.into_iter().filter(|argument| !is_secret(argument));
+        let words: Vec<String> =
+            others.chain([format!("run_name={name}")]).map(|word| quoted(&word)).collect();
+        format!("{} {} {}", program(), self.command, words.join(" "))
+    }
 }
 
 /// The program as it was called, so that a shell in the same directory finds it.
@@ -170,7 +203,7 @@ fn quoted(word: &str) -> String {
 
 /// The clone whose files the quick start trains on: the one that contains the current directory, or the one in which
 /// the program was built.
-fn repository() -> PathBuf {
+pub fn repository() -> PathBuf {
     let is_clone = |directory: &Path| directory.join("crates/mt-cli/Cargo.toml").is_file();
     let current = env::current_dir().unwrap_or_default();
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
@@ -182,12 +215,24 @@ fn repository() -> PathBuf {
 }
 
 /// Resolves the configuration of a run, prints its notes, and names the run. Returns whether the user named it.
-fn configure(arguments: Vec<String>) -> Result<(Config, bool), Failure> {
-    let config = resolve(&Request::from_process(arguments).with_quick_start())?;
+fn configure(
+    preset: Option<&'static PresetCommand>,
+    arguments: Vec<String>,
+    base: Option<&Path>,
+) -> Result<(Config, bool), Failure> {
+    let config = resolve(&Request::from_process(arguments).with_quick_start().for_command(preset))?;
+    let config = match base {
+        Some(base) => config.with_derived("load_parameters_path", base.to_string_lossy()),
+        None => config,
+    };
     let config = decode::with_tokenizer_settings(config)?;
     warn(&config);
     warn_of_training(&config);
-    let model = if config.is_quick_start() { "quick-start" } else { "" };
+    let model = match (config.is_quick_start(), preset) {
+        (true, None) => "quick-start",
+        (true, Some(preset)) => &format!("quick-start-{}", preset.name),
+        (false, _) => "",
+    };
     let model = match (model, config.entry("model_name").value.as_str()) {
         ("", Some(name)) => name,
         (quick_start, _) => quick_start,
@@ -260,9 +305,10 @@ mod tests {
 
     #[test]
     fn what_goes_on_with_a_run_names_no_secrets() {
-        let given: Vec<String> =
-            ["run.yml", "hf_access_token=hidden", "run_name=a", "steps=3"].map(str::to_owned).into();
-        assert!(command(&given, "b").ends_with(" train run.yml steps=3 run_name=b"));
+        let given = ["run.yml", "hf_access_token=hidden", "run_name=a", "steps=3"].map(str::to_owned).into();
+        let again = Again { command: "sft", given };
+        assert!(again.resuming("b").ends_with(" sft run.yml steps=3 run_name=b"));
+        assert!(again.without("steps").resuming("b").ends_with(" sft run.yml run_name=b"));
     }
 
     #[test]

@@ -23,7 +23,11 @@ fn check(words: &[&str], expected: &[&str]) {
 fn commands_and_options_are_completed() {
     let commands = [
         "train",
+        "sft",
+        "dpo",
         "decode",
+        "chat",
+        "data",
         "estimate",
         "compile",
         "logits",

@@ -237,16 +237,22 @@ fn commands_are_checked() {
     check_wrong(&["config", "check", "--steps=3"], &["without dashes"]);
     check_wrong(&["config", "check", "decode"], &["no key names a model to decode with"]);
     check_wrong(&["config", "check", "decode", "load_parameters_path=/nowhere"], &["does not exist"]);
-    for command in ["sft", "dpo", "rl", "distill", "serve", "eval", "bench"] {
+    for command in ["reward", "rl", "distill", "serve", "eval", "bench"] {
         check_wrong(
             &["config", "check", command, "steps=3"],
             &[
                 &format!("the command `{command}` is not built yet"),
-                "`train`, `decode`, `estimate`, `compile`, `logits` can be checked",
+                "`train`, `sft`, `dpo`, `decode`, `chat`, `estimate`, `compile`, `logits` can be checked",
             ],
         );
     }
-    check_wrong(&["config", "check", "sft"], &["maxtext config check post_train/sft"]);
+    check_wrong(&["config", "check", "rl"], &["maxtext config check post_train/rl"]);
+    check_wrong(&["config", "check", "dpo"], &["datasets from the Hugging Face hub are not built yet"]);
+    check_output(
+        &["config", "check", "dpo", "hf_train_files=pairs.jsonl", "tokenizer_type=byte"],
+        &["the configuration has no mistakes"],
+    );
+    check_output(&["config", "check", "sft"], &["the quick start has no mistakes"]);
     check_output(
         &["config", "check", "compile"],
         &["the configuration of `maxtext compile` has no mistakes"],

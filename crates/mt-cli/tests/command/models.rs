@@ -36,6 +36,16 @@ fn models_are_listed() {
     assert!(table.output.lines().all(|line| line.len() < 200), "{}", table.output);
 }
 
+/// The last text models to be built: memories with residual streams, and a schedule for pieces of a batch.
+#[test]
+fn variants_of_deepseek_are_built() {
+    for name in ["deepseek-custom", "deepseek3-671b-batchsplit"] {
+        let model = &models(&[name])[0];
+        assert_eq!(model["not_built"], serde_json::json!([]), "{name}");
+        assert!(model["parameters"].as_u64().unwrap() > 0, "{name}");
+    }
+}
+
 #[test]
 fn parameters_are_counted() {
     // Active parameters multiply the activations of a token: all except tables that are only looked up.

@@ -33,6 +33,7 @@ const SHORTENED: &[(&str, &str)] = &[
     ("run_name=books dataset_type=hf", "steps=2"),
     ("run_name=tuned hf_model_path=", "steps=2"),
     ("run_name=split num_cpu_devices=8 ici_fsdp", "steps=2"),
+    ("maxtext sft run_name=instructed", "steps=2"),
     ("maxtext train tuned.yml", "steps=2 per_device_batch_size=1"),
     ("maxtext train whole.yml", "steps=2 per_device_batch_size=1"),
 ];

@@ -43,11 +43,15 @@ fn transformers_loads_exports_of_every_family() {
     let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/families");
     let mut pairs = Vec::new();
     for entry in families.read_dir().unwrap().flatten() {
-        let (name, golden) = (entry.file_name(), entry.path().join("golden.safetensors"));
+        let name = entry.file_name();
+        let name = name.to_str().unwrap();
+        // transformers builds no modules that predict further tokens, and warns of their tensors. Without `mtp_num_layers`
+        // an export leaves them out, and its logits are those of the model to which they were added.
+        let of = if name == "deepseek3_predicting" { "deepseek3_groups" } else { name };
+        let golden = families.join(of).join("golden.safetensors");
         if !golden.is_file() {
             continue;
         }
-        let name = name.to_str().unwrap();
         let (kept, imported, made) = (format!("{name}_kept"), format!("{name}_run"), format!("{name}_made"));
         let published = format!("load_parameters_path={}", entry.path().display());
         let run = format!("load_parameters_path={imported}");

@@ -1,6 +1,8 @@
 //! End-to-end tests of `maxtext train`: small models, real processes, real files.
 
+mod adapters;
 mod batches;
+mod chat;
 mod compile;
 mod conversations;
 mod data;
@@ -9,10 +11,12 @@ mod kill;
 mod mistakes;
 mod optimizers;
 mod placement;
+mod preference;
 mod profile;
 mod published;
 mod refusals;
 mod resume;
+mod sft;
 mod stacks;
 mod stop;
 mod support;

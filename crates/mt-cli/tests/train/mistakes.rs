@@ -163,17 +163,21 @@ fn what_decoding_would_do_is_checked() {
     check(&["decode_sampling_strategy=topk"]).refused(&["`decode_sampling_top_k` is `0`"]);
 }
 
-/// The hashes of n-grams follow from the tokenizer, which the run does not read from its own copy.
+/// The hashes of n-grams follow from the numbers of tokens. The run keeps them, and refuses another tokenizer.
 #[test]
-fn memories_need_the_tokenizer_with_which_the_run_began() {
+fn memories_keep_the_numbers_of_tokens() {
     let sandbox = Sandbox::new();
-    let train = |size: &str| {
+    let maxtext = |directory: &str, arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_maxtext"));
-        let files = ["hf_path=text", "hf_train_files=train.txt"];
-        command.args(["tokenizer", "train", "--vocab-size", size, "--output", "own"]).args(files);
-        assert!(command.current_dir(sandbox.path("")).stderr(Stdio::null()).status().unwrap().success());
+        command.args(arguments).current_dir(sandbox.path(directory)).env_remove("XLA_FLAGS");
+        outcome(command.stdin(Stdio::null()))
     };
-    train("270");
+    let train_tokenizer = |size: &str| {
+        let files = ["hf_path=text", "hf_train_files=train.txt"];
+        let own = ["tokenizer", "train", "--vocab-size", size, "--output", "own"];
+        maxtext("", &[&own[..], &files].concat()).succeeded();
+    };
+    train_tokenizer("270");
     let keys = [
         "decoder_block=deepseek",
         "attention_type=mla",
@@ -196,10 +200,33 @@ fn memories_need_the_tokenizer_with_which_the_run_began() {
         "eval_interval=-1",
     ];
     sandbox.train("memories", &[&keys[..], &["steps=2"]].concat()).succeeded();
-    sandbox.train("memories", &[&keys[..], &["steps=3"]].concat()).succeeded();
+    assert!(sandbox.path("runs/memories/token_numbers.json").is_file());
+    // Neither resuming nor other commands need the tokenizer's own files again.
     fs::remove_dir_all(sandbox.path("own")).unwrap();
-    train("280");
-    let other = sandbox.train("memories", &[&keys[..], &["steps=4"]].concat());
-    other
-        .failed(2, &["the tokenizer `own` is not the one that the run keeps", "hint: restore the tokenizer"]);
+    sandbox.train("memories", &[&keys[..], &["steps=3"]].concat()).succeeded();
+    fs::create_dir(sandbox.path("elsewhere")).unwrap();
+    let run = "load_parameters_path=../runs/memories";
+    maxtext("elsewhere", &["decode", run, "prompt=The", "max_target_length=12"]).succeeded();
+    fs::write(sandbox.path("elsewhere/tokens.json"), "[[5, 6, 7]]").unwrap();
+    let logits = ["logits", run, "tokens_path=tokens.json", "logits_path=logits.npy"];
+    maxtext("elsewhere", &logits).succeeded();
+    let export = ["checkpoint", "export", run, "--output", "published"];
+    maxtext("elsewhere", &export).failed(2, &["no name for the parameter", "engram"]);
+    // The run's parameters begin another run, whose memories have the same numbers.
+    let begun = ["steps=1", "load_parameters_path=runs/memories"];
+    let without_path: Vec<&str> =
+        keys.iter().copied().filter(|key| !key.starts_with("tokenizer_path")).collect();
+    sandbox.train("begun", &[without_path.as_slice(), &begun].concat()).succeeded();
+    let numbers = |run: &str| fs::read(sandbox.path(&format!("runs/{run}/token_numbers.json"))).unwrap();
+    assert!(numbers("begun") == numbers("memories"));
+    // Another tokenizer would number tokens in another way.
+    train_tokenizer("280");
+    let refusal = ["the tokenizer `", "is not the one whose tokens", "hint: leave out `tokenizer_path`"];
+    sandbox.train("memories", &[&keys[..], &["steps=4"]].concat()).failed(2, &refusal);
+    sandbox.train("begun", &[&keys[..], &["steps=2", begun[1]]].concat()).failed(2, &refusal);
+    let other = ["decode", run, "prompt=The", "tokenizer_path=../own"];
+    maxtext("elsewhere", &other).failed(2, &refusal);
+    // A damaged file is named.
+    fs::write(sandbox.path("runs/memories/token_numbers.json"), "{}").unwrap();
+    maxtext("elsewhere", &logits).failed(2, &["token_numbers.json` does not hold the numbers of tokens"]);
 }

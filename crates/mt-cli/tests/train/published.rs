@@ -285,7 +285,7 @@ fn modules_that_predict_further_tokens_are_loaded_on_request() {
 /// A quantized model is decoded and tuned as one of dense weights.
 #[test]
 fn a_quantized_model_is_decoded_and_tuned() {
-    for name in ["deepseek3_fp8", "gpt_oss_mxfp4", "kimi_k2_int4"] {
+    for name in ["deepseek3_fp8", "gpt_oss_mxfp4", "kimi_k2_int4", "deepseek4_fp4"] {
         let sandbox = Sandbox::new();
         copy(&sandbox, &format!("../quantized/{name}"), true);
         let short = ["prompt=Hello", "max_target_length=24"];

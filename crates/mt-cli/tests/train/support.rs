@@ -99,12 +99,17 @@ impl Sandbox {
 
     /// `maxtext train small.yml run_name=… key=value…`
     pub fn command(&self, run: &str, keys: &[&str]) -> Command {
+        let name = format!("run_name={run}");
+        self.program(&[&["train", "small.yml", &name], keys].concat())
+    }
+
+    /// `maxtext` with these arguments, which include keys.
+    pub fn program(&self, arguments: &[&str]) -> Command {
         let programs = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
         let mut command = Command::new(env!("CARGO_BIN_EXE_maxtext"));
         command
-            .args(["train", "small.yml", &format!("run_name={run}")])
+            .args(arguments)
             .arg(format!("jax_cache_dir={}", programs.display()))
-            .args(keys)
             .current_dir(self.directory.path())
             .env_remove("XLA_FLAGS")
             .env("RUST_BACKTRACE", "1")

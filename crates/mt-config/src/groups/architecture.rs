@@ -261,6 +261,8 @@ impl HyperConnectionGroup {
 
 /// The families with layers of Gated DeltaNet.
 const WITH_GATED_DELTA: &[DecoderBlock] = &[DecoderBlock::Qwen3Next, DecoderBlock::Qwen35];
+/// The families that have layers with a state of fixed size among those with attention.
+const HYBRIDS: &[DecoderBlock] = &[DecoderBlock::Qwen3Next, DecoderBlock::Qwen35, DecoderBlock::Bamba];
 
 group! {
     /// Layers of Gated DeltaNet among those with attention.
@@ -411,8 +413,9 @@ impl AttentionGroup {
         }
         let family = config.entry("decoder_block");
         if self.attention_type == AttentionType::Full {
-            let of_family =
-                LOCAL_FAMILIES.iter().chain(["gpt_oss", "llama4", "qwen3_next", "qwen3_5"].iter());
+            let of_family = LOCAL_FAMILIES
+                .iter()
+                .chain(["gpt_oss", "llama4", "qwen3_next", "qwen3_5", "mamba2", "bamba"].iter());
             let decided_by = match of_family.into_iter().any(|block| family.value == *block) {
                 true => Some("decoder_block"),
                 false => (!self.attention_pattern.is_empty()).then_some("attention_pattern"),
@@ -431,13 +434,13 @@ impl AttentionGroup {
         }
         self.check_chosen_chunks(config, problems);
         self.check_width_of_experts(config, problems);
-        let has_linear = WITH_GATED_DELTA.iter().any(|block| family.value == block.name());
+        let has_linear = HYBRIDS.iter().any(|block| family.value == block.name());
         if !has_linear && self.attention_pattern.contains(&LayerAttention::Linear) {
             let families: Vec<String> =
-                WITH_GATED_DELTA.iter().map(|block| format!("`decoder_block={}`", block.name())).collect();
+                HYBRIDS.iter().map(|block| format!("`decoder_block={}`", block.name())).collect();
             problems.push(Problem::inconsistent(
                 format!(
-                    "{} has layers of Gated DeltaNet, but {}, which has none",
+                    "{} has layers with a state of fixed size, but {}, which has none",
                     config.stated("attention_pattern"),
                     config.stated("decoder_block")
                 ),

@@ -63,6 +63,8 @@ choice! {
         Parquet = "parquet",
         /// The documentation and source code of a repository.
         Repository = "repository",
+        /// Questions and answers that the program generates.
+        Instructions = "instructions",
     }
 }
 
@@ -137,6 +139,10 @@ choice! {
         Envy = "envy",
         Qwen3Next = "qwen3_next",
         Qwen35 = "qwen3_5",
+        /// Layers of Mamba-2 alone.
+        Mamba2 = "mamba2",
+        /// Layers of Mamba-2 or attention, with an MLP each.
+        Bamba = "bamba",
         /// A square matrix, for measurements.
         Simple = "simple",
         /// A feed-forward layer, for measurements.
@@ -245,6 +251,70 @@ choice! {
 }
 
 choice! {
+    /// The family of losses on preference data.
+    pub enum PreferenceAlgorithm {
+        /// Pairs, compared with a reference model (Rafailov et al., 2023).
+        Dpo = "dpo",
+        /// Likelihood and odds ratio (Hong et al., 2024).
+        Orpo = "orpo",
+        /// Averaged log-probabilities with a margin (Meng et al., 2024).
+        SimPo = "simpo",
+        /// Summed log-probabilities and likelihood (Xu et al., 2024).
+        Cpo = "cpo",
+        /// Single judged answers (Ethayarajh et al., 2024).
+        Kto = "kto",
+    }
+}
+
+choice! {
+    /// A loss on preference data, as TRL names it.
+    pub enum PreferenceLoss {
+        Sigmoid = "sigmoid",
+        Hinge = "hinge",
+        Ipo = "ipo",
+        ExoPair = "exo_pair",
+        NcaPair = "nca_pair",
+        Robust = "robust",
+        BcoPair = "bco_pair",
+        SppoHard = "sppo_hard",
+        Aot = "aot",
+        AotUnpaired = "aot_unpaired",
+        ApoZero = "apo_zero",
+        ApoDown = "apo_down",
+        DiscoPop = "discopop",
+        Sft = "sft",
+        SigmoidNorm = "sigmoid_norm",
+        /// Cal-DPO (Xiao et al., 2024), which TRL does not have.
+        CalDpo = "cal_dpo",
+        SimPo = "simpo",
+        Kto = "kto",
+        ApoZeroUnpaired = "apo_zero_unpaired",
+    }
+}
+
+choice! {
+    /// The divergence from the reference model that DPO regularizes.
+    pub enum DivergenceType {
+        ReverseKl = "reverse_kl",
+        ForwardKl = "forward_kl",
+        JsDivergence = "js_divergence",
+        AlphaDivergence = "alpha_divergence",
+    }
+}
+
+choice! {
+    /// The definition of ORPO's loss.
+    pub enum OrpoForm {
+        /// The mean likelihood of all tokens of chosen answers, and odds of averaged log-probabilities.
+        Paper = "paper",
+        /// As the paper's, with the likelihood of prompts, too.
+        Trl = "trl",
+        /// The mean over rows of each row's likelihood, and odds of summed log-probabilities.
+        MaxText = "maxtext",
+    }
+}
+
+choice! {
     /// The logits that predict a token of a block.
     pub enum LogitAlignment {
         /// Those of its own position.
@@ -271,7 +341,8 @@ choice! {
         Local = "local",
         /// All earlier positions.
         Global = "global",
-        /// All earlier positions through a state of fixed size, by Gated DeltaNet.
+        /// All earlier positions through a state of fixed size, by the family's mixer: Gated DeltaNet or
+        /// Mamba-2.
         Linear = "linear",
     }
 }

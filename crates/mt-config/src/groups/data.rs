@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     BroughtTokenizer, FromValue,
-    choices::{DataFormat, DatasetType, HfTextUnit, PackingType, TokenizerType},
+    choices::{DataFormat, DatasetType, HfTextUnit, PackingType, PreferenceAlgorithm, TokenizerType},
     group, is_in_cloud,
 };
 use crate::{
@@ -25,6 +25,9 @@ group! {
         train_data_columns: Vec<String>,
         eval_data_columns: Vec<String>,
         use_sft: bool,
+        use_dpo: bool,
+        algo: PreferenceAlgorithm,
+        max_prompt_length: Option<usize>,
         sft_train_on_completion_only: bool,
         chat_template: Option<String>,
         chat_template_path: Option<PathBuf>,
@@ -56,6 +59,60 @@ group! {
     }
 }
 
+/// The kind of records that the data holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordKind {
+    /// Conversations, whose answers are learned.
+    Conversations,
+    /// A prompt with a chosen and a rejected answer.
+    Pairs,
+    /// A prompt with one answer and a verdict.
+    JudgedAnswers,
+}
+
+impl RecordKind {
+    /// The key that requests these records.
+    const fn key(self) -> &'static str {
+        match self {
+            Self::Conversations => "use_sft",
+            Self::Pairs | Self::JudgedAnswers => "use_dpo",
+        }
+    }
+
+    /// The columns if the configuration names none.
+    const fn usual_columns(self) -> &'static [&'static str] {
+        match self {
+            Self::Conversations => &["messages"],
+            Self::Pairs => &["prompt", "chosen", "rejected"],
+            Self::JudgedAnswers => &["prompt", "completion", "label"],
+        }
+    }
+
+    /// The numbers of columns that a record can have.
+    const fn column_numbers(self) -> &'static [usize] {
+        match self {
+            Self::Conversations => &[1, 2],
+            Self::Pairs => &[2, 3],
+            Self::JudgedAnswers => &[3],
+        }
+    }
+
+    /// A statement about the columns, and the values to use for `KEY`.
+    const fn columns_needed(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Conversations => (
+                "a conversation has one column or two",
+                "`KEY=[messages]`, or the columns of prompt and answer, such as `KEY=[prompt,completion]`",
+            ),
+            Self::Pairs => (
+                "a preference pair has two columns or three",
+                "`KEY=[chosen,rejected]` or `KEY=[prompt,chosen,rejected]`",
+            ),
+            Self::JudgedAnswers => ("a judged answer has three columns", "`KEY=[prompt,completion,label]`"),
+        }
+    }
+}
+
 impl DataGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         if self.per_device_batch_size == 0.0 {
@@ -82,7 +139,7 @@ impl DataGroup {
         }
         if self.is_of_hub() {
             report(problems, not_built(config.entry("hf_path"), features::HUB_DATASETS));
-        } else if self.hf_train_files.is_none() && !self.is_repository() {
+        } else if self.hf_train_files.is_none() && !self.is_made_here() {
             problems.push(Problem::inconsistent(
                 format!("{}, but {}", config.stated("dataset_type"), config.stated("hf_train_files")),
                 "name the files to train on, such as `hf_train_files='data/*.txt'`, or use `dataset_type=synthetic`",
@@ -95,46 +152,81 @@ impl DataGroup {
                 report(problems, not_built(config.entry(key), features::CLOUD_STORAGE));
             }
         }
+        self.check_columns(config, problems);
+        if let Some(records) = self.records() {
+            self.check_records(records.key(), config, problems);
+        }
+        if self.format() == Some(DataFormat::Instructions) && !self.use_sft {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, and conversations are no plain text",
+                    config.stated("hf_path"),
+                    config.stated("use_sft")
+                ),
+                "set `use_sft=true`, or use `maxtext sft`",
+            ));
+        }
+        if let Some(most) =
+            self.max_prompt_length.filter(|most| self.use_dpo && *most >= self.max_target_length)
+        {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, so that a prompt could leave no room for an answer",
+                    config.stated("max_prompt_length"),
+                    config.stated("max_target_length")
+                ),
+                format!(
+                    "use at most `dpo.max_prompt_length={}`",
+                    most.min(self.max_target_length.saturating_sub(1))
+                ),
+            ));
+        }
+    }
+
+    /// Checks the numbers of columns.
+    fn check_columns(&self, config: &Config, problems: &mut Vec<Problem>) {
         for (key, columns) in
             [("train_data_columns", self.train_columns()), ("eval_data_columns", self.eval_columns())]
         {
-            match (self.use_sft, columns.len()) {
+            match (self.records(), columns.len()) {
                 (_, 0) => problems.push(Problem::inconsistent(
                     format!("{}, so that there is nothing to read", config.stated(key)),
                     format!("name the column that holds the text, such as `{key}=text`"),
                 )),
-                (_, 1) | (true, 2) => {}
-                (false, _) => report(problems, not_built(config.entry(key), features::SEVERAL_COLUMNS)),
-                (true, _) => problems.push(Problem::inconsistent(
-                    format!("{}, but a conversation has one column or two", config.stated(key)),
-                    format!("use `{key}=[messages]`, or the columns of prompt and answer, such as `{key}=[prompt,completion]`"),
-                )),
+                (None, 1) => {}
+                (None, _) => report(problems, not_built(config.entry(key), features::SEVERAL_COLUMNS)),
+                (Some(records), number) if !records.column_numbers().contains(&number) => {
+                    let (what, hint) = records.columns_needed();
+                    problems.push(Problem::inconsistent(
+                        format!("{}, but {what}", config.stated(key)),
+                        format!("use {}", hint.replace("KEY", key)),
+                    ));
+                }
+                (Some(_), _) => {}
             }
-        }
-        if self.use_sft {
-            self.check_conversations(config, problems);
         }
     }
 
-    fn check_conversations(&self, config: &Config, problems: &mut Vec<Problem>) {
+    /// Checks the data of records, which the switch `key` requests.
+    fn check_records(&self, key: &str, config: &Config, problems: &mut Vec<Problem>) {
         check_templates(config, problems);
         if matches!(self.format(), Some(DataFormat::Text | DataFormat::Repository)) {
             problems.push(Problem::inconsistent(
-                format!("{}, but {}, and plain text has no columns", config.stated("use_sft"), config.stated("hf_path")),
-                "write conversations as JSON lines (`hf_path=json`) or parquet (`hf_path=parquet`), or use `use_sft=false`",
+                format!("{}, but {}, and plain text has no columns", config.stated(key), config.stated("hf_path")),
+                format!("write records as JSON lines (`hf_path=json`) or parquet (`hf_path=parquet`), or use `{key}=false`"),
             ));
         }
         if self.use_truncation == Some(false) {
             problems.push(Problem::inconsistent(
-                format!("{}, but {}", config.stated("use_sft"), config.stated("use_truncation")),
-                "leave out `use_truncation`: a conversation never continues in another sequence, so its end is cut; or raise `max_target_length`",
+                format!("{}, but {}", config.stated(key), config.stated("use_truncation")),
+                "leave out `use_truncation`: a record never continues in another sequence, so its end is cut; or raise `max_target_length`",
             ));
         }
-        if self.packing && self.grain_packing_type == PackingType::ConcatThenSplit {
+        if self.use_sft && self.packing && self.grain_packing_type == PackingType::ConcatThenSplit {
             problems.push(Problem::inconsistent(
                 format!(
                     "{}, but {}, and conversations are not split",
-                    config.stated("use_sft"),
+                    config.stated(key),
                     config.stated("grain_packing_type")
                 ),
                 "use `grain_packing_type=first_fit`, or `packing=false`",
@@ -142,7 +234,7 @@ impl DataGroup {
         }
         if config.entry("tokenizer_vocab_size").value.as_i64().is_some_and(|size| size > 0) {
             problems.push(Problem::inconsistent(
-                format!("{}, but {}", config.stated("use_sft"), config.stated("tokenizer_vocab_size")),
+                format!("{}, but {}", config.stated(key), config.stated("tokenizer_vocab_size")),
                 "use the tokenizer with which the model was trained, which comes with `load_parameters_path`, or name one with `tokenizer_path`",
             ));
         }
@@ -158,9 +250,26 @@ impl DataGroup {
         self.columns(&self.eval_data_columns, &self.eval_columns_origin)
     }
 
-    /// The default names the column of plain text, which conversations do not have.
+    /// The default names the column of plain text, which records do not have.
     fn columns(&self, columns: &[String], origin: &Origin) -> Vec<String> {
-        if self.use_sft && !origin.is_given() { vec!["messages".to_owned()] } else { columns.to_vec() }
+        // The columns of a preset are those of pairs; other records and MaxText's `base.yml` have their own.
+        let is_of_preset = self.records() == Some(RecordKind::Pairs)
+            && matches!(origin, Origin::Preset { .. })
+            && RecordKind::Pairs.column_numbers().contains(&columns.len());
+        match self.records().filter(|_| !origin.is_given() && !is_of_preset) {
+            Some(records) => records.usual_columns().iter().map(|column| (*column).to_owned()).collect(),
+            None => columns.to_vec(),
+        }
+    }
+
+    /// The kind of records that the data holds; none for plain text.
+    pub fn records(&self) -> Option<RecordKind> {
+        match (self.use_sft, self.use_dpo, self.algo) {
+            (true, _, _) => Some(RecordKind::Conversations),
+            (_, true, PreferenceAlgorithm::Kto) => Some(RecordKind::JudgedAnswers),
+            (_, true, _) => Some(RecordKind::Pairs),
+            _ => None,
+        }
     }
 
     /// Whether the data would have to be downloaded from the Hugging Face hub.
@@ -179,9 +288,9 @@ impl DataGroup {
         DataFormat::from_value(&path.into())
     }
 
-    /// Whether the data is the documentation and source code of a repository.
-    fn is_repository(&self) -> bool {
-        self.format() == Some(DataFormat::Repository)
+    /// Whether no files are named: the data is the documentation and source code of a repository, or is generated.
+    fn is_made_here(&self) -> bool {
+        matches!(self.format(), Some(DataFormat::Repository | DataFormat::Instructions))
     }
 
     /// The glob patterns of the training files.
@@ -196,9 +305,7 @@ impl DataGroup {
 
     /// Whether the run has evaluation data.
     pub fn has_evaluation_data(&self) -> bool {
-        self.dataset_type == DatasetType::Synthetic
-            || !self.eval_patterns().is_empty()
-            || self.is_repository()
+        self.dataset_type == DatasetType::Synthetic || !self.eval_patterns().is_empty() || self.is_made_here()
     }
 
     /// The micro-batch size in sequences, over all devices.

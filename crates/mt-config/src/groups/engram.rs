@@ -1,14 +1,16 @@
 //! Layers with a memory of n-grams.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::{
     choices::{DecoderBlock, TokenizerType},
     group,
+    run::{run_directory_of, saved_config_path, token_numbers_path},
 };
 use crate::{
     config::{Config, not_built},
     error::Problem,
+    origin::Origin,
 };
 
 group! {
@@ -24,6 +26,53 @@ group! {
         tokenizer_type: TokenizerType,
         tokenizer_path: Option<PathBuf>,
     }
+    besides {
+        kept_numbers: Option<KeptNumbers> = |config, _| Some(KeptNumbers::of(config)),
+    }
+}
+
+/// The numbers of tokens that a run keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptNumbers {
+    /// The file of the numbers.
+    pub path: PathBuf,
+    /// Whether keys name a tokenizer for this command, rather than for the run. Its numbers must be the same.
+    pub is_tokenizer_named: bool,
+}
+
+impl KeptNumbers {
+    /// The numbers of the run itself if it has checkpoints, or of the run whose weights are loaded.
+    fn of(config: &Config) -> Option<Self> {
+        let path = |key| {
+            let value = config.entry(key).value.as_str().filter(|path| !path.is_empty());
+            value.map(PathBuf::from)
+        };
+        let loaded = path("load_parameters_path").or_else(|| path("load_full_state_path"));
+        let loaded = loaded.and_then(|path| run_directory_of(&path));
+        let own = path("run_name").map(|name| {
+            path("base_output_directory").unwrap_or_else(|| PathBuf::from("maxtext_output")).join(name)
+        });
+        let has_checkpoints = |run: &PathBuf| {
+            run.join("checkpoints").read_dir().is_ok_and(|mut entries| entries.next().is_some())
+        };
+        let run = [own.filter(has_checkpoints), loaded]
+            .into_iter()
+            .flatten()
+            .find(|run| token_numbers_path(run).is_file())?;
+        let is_named = |key| is_set_for(config, key, &run);
+        let is_tokenizer_named = is_named("tokenizer_path") || is_named("tokenizer_type");
+        Some(Self { path: token_numbers_path(&run), is_tokenizer_named })
+    }
+}
+
+/// Whether the user set a key elsewhere than in the configuration that a run saved.
+fn is_set_for(config: &Config, key: &str, run: &Path) -> bool {
+    match &config.entry(key).origin {
+        Origin::File { path, .. } => {
+            std::path::absolute(path.as_path()).ok() != std::path::absolute(saved_config_path(run)).ok()
+        }
+        origin => origin.is_given(),
+    }
 }
 
 impl EngramGroup {
@@ -36,20 +85,8 @@ impl EngramGroup {
                 .push(not_built(config.entry("engram_layers"), "a memory of n-grams in this model family"));
             return;
         }
-        if config.entry("mtp_num_layers").value != 0 {
-            problems.push(not_built(
-                config.entry("mtp_num_layers"),
-                "multi-token prediction with a memory of n-grams",
-            ));
-        }
-        if config.entry("mhc_expansion_rate").value.as_u64().is_some_and(|streams| streams > 1) {
-            problems.push(not_built(
-                config.entry("mhc_expansion_rate"),
-                "hyper-connections around a memory of n-grams",
-            ));
-        }
         let is_bytes = self.tokenizer_type == TokenizerType::Byte;
-        if self.tokenizer_path.is_none() && !is_bytes {
+        if self.tokenizer_path.is_none() && !is_bytes && self.kept_numbers.is_none() {
             problems.push(Problem::inconsistent(
                 format!(
                     "{}, whose memory compresses the tokenizer's vocabulary, but {}",

@@ -5,6 +5,7 @@ use mt_shape::{PartitionSpec, Placement, logical};
 use super::{
     FromValue,
     choices::{DecoderBlock, RoutedScores},
+    data::Sequences,
     group,
 };
 use crate::{
@@ -41,9 +42,12 @@ group! {
         n_routing_groups: i64,
         topk_routing_group: i64,
         first_num_hash_layers: usize,
+        use_batch_split_schedule: bool,
+        batch_split_factor: usize,
     }
     besides {
         num_experts_origin: Origin = |config, _| Some(config.entry("num_experts").origin.clone()),
+        split_factor_origin: Origin = |config, _| Some(config.entry("batch_split_factor").origin.clone()),
     }
 }
 
@@ -84,6 +88,7 @@ impl ExpertsGroup {
             ));
         }
         self.check_groups(config, problems);
+        self.check_schedule(block, config, problems);
         if block == DecoderBlock::Gemma4 && self.num_experts > 1 && self.shared_experts != 1 {
             problems.push(Problem::inconsistent(
                 format!(
@@ -184,6 +189,58 @@ impl ExpertsGroup {
                 "split experts over a number of devices that divides {}, or use a multiple of {shards} experts",
                 self.num_experts
             ),
+        )
+        .into())
+    }
+
+    /// The number of pieces into which layers split a batch.
+    pub fn batch_pieces(&self) -> usize {
+        if self.use_batch_split_schedule { self.batch_split_factor } else { 1 }
+    }
+
+    /// Checks that pieces of a batch have the losses of the whole. Those of routers are means over sequences.
+    fn check_schedule(&self, block: DecoderBlock, config: &Config, problems: &mut Vec<Problem>) {
+        if self.batch_pieces() == 1 {
+            return;
+        }
+        let schedule = config.entry("use_batch_split_schedule");
+        if block != DecoderBlock::DeepSeek {
+            problems.push(not_built(schedule, "a schedule for pieces of a batch in this model family"));
+        }
+        let is_positive = |key: &str| config.entry(key).value.as_f64().is_some_and(|value| value > 0.0);
+        let has_indexer = config.entry("use_indexer").value == true;
+        let draws = config.entry("enable_dropout").value == true && is_positive("dropout_rate");
+        let learns = has_indexer && is_positive("indexer_loss_scaling_factor");
+        for (key, depends) in [("indexer_loss_scaling_factor", learns), ("dropout_rate", draws)] {
+            if depends {
+                problems.push(Problem::inconsistent(
+                    format!(
+                        "{}, but {}, and pieces of a batch cannot compute what depends on the whole batch",
+                        config.stated(key),
+                        config.stated("use_batch_split_schedule")
+                    ),
+                    "leave out one of both",
+                ));
+            }
+        }
+    }
+
+    /// Checks that each device's sequences can be split into pieces.
+    ///
+    /// # Errors
+    /// The number of sequences on a device is not a multiple of the number of pieces.
+    pub(super) fn check_pieces(&self, sequences: &Sequences<'_>, shards: usize) -> Result<(), ConfigError> {
+        let (pieces, of_device) = (self.batch_pieces(), sequences.number / shards.max(1));
+        if of_device.is_multiple_of(pieces) {
+            return Ok(());
+        }
+        Err(Problem::inconsistent(
+            format!(
+                "`batch_split_factor` is `{pieces}` ({}), but `{}` is `{}` ({}), which gives each of {shards} shards of \
+                 a batch {of_device} sequences",
+                self.split_factor_origin, sequences.key, sequences.per_device, sequences.origin
+            ),
+            format!("use a factor that divides {of_device}, or batches with a multiple of {pieces} sequences in a shard"),
         )
         .into())
     }

@@ -11,10 +11,13 @@ mod context;
 mod data;
 mod engram;
 mod experts;
+mod lora;
+mod mamba;
 mod model;
 mod monitor;
 mod objective;
 mod placement;
+mod preference;
 pub(crate) mod ramp;
 mod remat;
 mod run;
@@ -41,26 +44,29 @@ pub use architecture::{
 pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
     AttentionKind, AttentionType, CanvasPolicy, ContextAxis, ContextStrategy, DataFormat, DatasetType,
-    DecoderBlock, Hardware, HfTextUnit, LayerAttention, LearningRateSchedule, LogitAlignment,
-    MatmulPrecision, MlpActivation, OptimizerSpaceChoice, OptimizerType, PackingType, ProfilerChoice,
-    ReorderStrategy, RopeType, RoutedScores, SamplingStrategy, ShardMode, TokenizerType, TrainingObjective,
-    WsdDecayStyle,
+    DecoderBlock, DivergenceType, Hardware, HfTextUnit, LayerAttention, LearningRateSchedule, LogitAlignment,
+    MatmulPrecision, MlpActivation, OptimizerSpaceChoice, OptimizerType, OrpoForm, PackingType,
+    PreferenceAlgorithm, PreferenceLoss, ProfilerChoice, ReorderStrategy, RopeType, RoutedScores,
+    SamplingStrategy, ShardMode, TokenizerType, TrainingObjective, WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;
-pub use data::{DataGroup, TokenizerChoice, TokenizerGroup};
-pub use engram::EngramGroup;
+pub use data::{DataGroup, RecordKind, TokenizerChoice, TokenizerGroup};
+pub use engram::{EngramGroup, KeptNumbers};
 pub use experts::ExpertsGroup;
+pub use lora::LoraGroup;
+pub use mamba::MambaGroup;
 pub(crate) use model::Scales;
 pub use model::{ModelGroup, OptimizerGroup};
 pub use monitor::MonitorGroup;
 pub use objective::ObjectiveGroup;
 pub use placement::{Parallelism, PlacementGroup};
+pub use preference::PreferenceGroup;
 pub use ramp::BatchSchedule;
 pub use remat::{KeptIn, RematGroup, RematPolicy, TensorLocation};
 pub use run::{
     BroughtTokenizer, CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of,
-    saved_config_path, tokenizer_directory,
+    saved_config_path, token_numbers_path, tokenizer_directory,
 };
 pub use space::{OptimizerSpace, is_published_model};
 pub use whole::{DecodeConfig, LoadConfig, TrainConfig};
@@ -73,15 +79,18 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("BlocksGroup", BlocksGroup::KEYS, "train and decode"),
     ("ExpertsGroup", ExpertsGroup::KEYS, "train and decode"),
     ("EngramGroup", EngramGroup::KEYS, "train and decode"),
+    ("LoraGroup", LoraGroup::KEYS, "train and decode"),
     ("LatentGroup", LatentGroup::KEYS, "train and decode"),
     ("IndexerGroup", IndexerGroup::KEYS, "train and decode"),
     ("GatedDeltaGroup", GatedDeltaGroup::KEYS, "train and decode"),
+    ("MambaGroup", MambaGroup::KEYS, "train and decode"),
     ("CompressedGroup", CompressedGroup::KEYS, "train and decode"),
     ("HyperConnectionGroup", HyperConnectionGroup::KEYS, "train and decode"),
     ("PositionGroup", PositionGroup::KEYS, "train and decode"),
     ("RematGroup", RematGroup::KEYS, "train and decode"),
     ("OptimizerGroup", OptimizerGroup::KEYS, "train"),
     ("ObjectiveGroup", ObjectiveGroup::KEYS, "train"),
+    ("PreferenceGroup", PreferenceGroup::KEYS, "train"),
     ("DataGroup", DataGroup::KEYS, "train and tokenizer train"),
     ("TokenizerGroup", TokenizerGroup::KEYS, "train and decode"),
     ("CheckpointGroup", CheckpointGroup::KEYS, "train and decode"),

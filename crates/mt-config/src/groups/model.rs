@@ -3,7 +3,7 @@
 use mt_shape::DType;
 
 use super::{
-    BlocksGroup, EngramGroup, ExpertsGroup,
+    BlocksGroup, EngramGroup, ExpertsGroup, LoraGroup, MambaGroup,
     architecture::{
         AttentionGroup, CompressedGroup, GatedDeltaGroup, HyperConnectionGroup, IndexerGroup, LatentGroup,
         PositionGroup,
@@ -64,12 +64,14 @@ group! {
         latent: LatentGroup = LatentGroup::read,
         indexer: IndexerGroup = IndexerGroup::read,
         gated_delta: GatedDeltaGroup = GatedDeltaGroup::read,
+        mamba: MambaGroup = MambaGroup::read,
         engram: EngramGroup = EngramGroup::read,
         compressed: CompressedGroup = CompressedGroup::read,
         hyper_connections: HyperConnectionGroup = HyperConnectionGroup::read,
         blocks: BlocksGroup = BlocksGroup::read,
         positions: PositionGroup = PositionGroup::read,
         remat: RematGroup = RematGroup::read,
+        lora: LoraGroup = LoraGroup::read,
         notes_on_cpus: Vec<String> = |config, _| Some(config.notes_on(Hardware::Cpu)),
     }
 }
@@ -108,16 +110,19 @@ impl ModelGroup {
                 "name layers of the model, counted from 0",
             ));
         }
-        if self.mtp_num_layers > 0 && self.decoder_block != DecoderBlock::DeepSeek {
+        let has_modules = [DecoderBlock::DeepSeek, DecoderBlock::DeepSeek4].contains(&self.decoder_block);
+        if self.mtp_num_layers > 0 && !has_modules {
             problems.push(not_built(
                 config.entry("mtp_num_layers"),
                 "multi-token prediction in this model family",
             ));
         }
-        if self.mtp_num_layers > 0 && self.hyper_connections.mhc_expansion_rate > 1 {
+        // No published model defines modules behind such streams. DeepSeek-V4 ends those of a module by learned weights.
+        let streams = self.hyper_connections.mhc_expansion_rate;
+        if self.mtp_num_layers > 0 && streams > 1 && self.decoder_block == DecoderBlock::DeepSeek {
             problems.push(not_built(
                 config.entry("mtp_num_layers"),
-                "multi-token prediction behind several residual streams",
+                "prediction modules behind residual streams that end in a plain sum",
             ));
         }
         if self.decoder_block == DecoderBlock::DeepSeek4 {
@@ -232,6 +237,7 @@ impl ModelGroup {
         keys.extend(self.layers.differing_keys(&other.layers));
         keys.extend(self.indexer.differing_keys(&other.indexer));
         keys.extend(self.gated_delta.differing_keys(&other.gated_delta));
+        keys.extend(self.mamba.differing_keys(&other.mamba));
         keys.extend(self.engram.differing_keys(&other.engram));
         keys.extend(self.compressed.differing_keys(&other.compressed));
         keys.extend(self.hyper_connections.differing_keys(&other.hyper_connections));
@@ -287,7 +293,7 @@ impl ModelGroup {
 }
 
 /// The largest divisor of `number` that is at most `limit`.
-fn largest_divisor(number: usize, limit: usize) -> usize {
+pub(super) fn largest_divisor(number: usize, limit: usize) -> usize {
     (1..=limit.min(number)).rev().find(|candidate| number.is_multiple_of(*candidate)).unwrap_or(1)
 }
 
@@ -329,12 +335,14 @@ group! {
         space: OptimizerSpace = |config, _| Some(config.space),
         is_of_deepseek4: bool = |config, _| Some(config.entry("decoder_block").value == "deepseek4"),
         qk_clip_origin: Origin = |config, _| Some(config.entry("use_qk_clip").origin.clone()),
+        trains_adapters: bool = |config, _| Some(config.entry("enable_lora").value == true),
     }
 }
 
 impl OptimizerGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
-        if self.weight_dtype != DType::F32 {
+        // Weights below adapters are not trained, and adapters are in `f32`.
+        if self.weight_dtype != DType::F32 && !(self.trains_adapters && self.weight_dtype == DType::BF16) {
             let entry = config.entry("weight_dtype");
             let problem = Problem::NotBuilt {
                 key: entry.key.name,
@@ -436,6 +444,7 @@ impl OptimizerGroup {
 
     /// The element type of the first moment.
     pub fn first_moment_dtype(&self) -> DType {
-        self.mu_dtype.unwrap_or(self.weight_dtype)
+        let of_weights = if self.trains_adapters { DType::F32 } else { self.weight_dtype };
+        self.mu_dtype.unwrap_or(of_weights)
     }
 }

@@ -102,6 +102,11 @@ pub fn tokenizer_directory(run_directory: &Path) -> PathBuf {
     run_directory.join("tokenizer")
 }
 
+/// The file of the numbers by which a run's memories of n-grams know tokens.
+pub fn token_numbers_path(run_directory: &Path) -> PathBuf {
+    run_directory.join("token_numbers.json")
+}
+
 /// The file of a run's resolved configuration.
 pub fn saved_config_path(run_directory: &Path) -> PathBuf {
     run_directory.join("config.yml")
@@ -126,6 +131,7 @@ group! {
         load_parameters_path: Option<PathBuf>,
         hf_model_path: Option<PathBuf>,
         load_full_state_path: Option<PathBuf>,
+        lora_restore_path: Option<PathBuf>,
     }
 }
 

@@ -7,7 +7,7 @@ use mt_shape::Topology;
 use super::{
     AheadGroup, AttentionType, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType,
     DebugGroup, DecodeGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, PlacementGroup,
-    RunGroup, TokenizerGroup, TokenizerType,
+    PreferenceGroup, RunGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -54,6 +54,7 @@ command! {
         pub model: ModelGroup,
         pub optimizer: OptimizerGroup,
         pub objective: ObjectiveGroup,
+        pub preference: PreferenceGroup,
         pub data: DataGroup,
         pub tokenizer: TokenizerGroup,
         pub checkpoint: CheckpointGroup,
@@ -163,10 +164,13 @@ impl TrainConfig {
         let mesh = self.placement.mesh(&topology)?;
         for sequences in self.data.micro_batches(num_devices)? {
             self.placement.check_batch(&mesh, &sequences)?;
+            self.model.experts.check_pieces(&sequences, self.placement.num_batch_shards(&mesh))?;
         }
         let placement = self.placement.for_evaluation();
         let mesh = placement.mesh(&topology)?;
-        placement.check_batch(&mesh, &self.data.evaluation_batch(num_devices)?)?;
+        let sequences = self.data.evaluation_batch(num_devices)?;
+        placement.check_batch(&mesh, &sequences)?;
+        self.model.experts.check_pieces(&sequences, placement.num_batch_shards(&mesh))?;
         for placement in [&self.placement, &placement] {
             let rules = placement.placement(&topology)?;
             self.context.check_length(&rules, self.data.max_target_length)?;

@@ -73,7 +73,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .refused(features::QUANTIZED_CHECKPOINTS)
             .acts_on("checkpoint"),
             Key::text("lora_input_adapters_path", "", "Adapters to load with the weights.")
-                .refused(features::LORA_ADAPTERS)
+                .refused(features::ADAPTERS_BY_OTHER_KEYS)
                 .acts_on("checkpoint"),
             Key::boolean(
                 "enable_single_replica_ckpt_restoring",
@@ -166,7 +166,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Directory or hub name of a Hugging Face adapter that is converted with the \
                  weights.",
             )
-            .refused(features::LORA_ADAPTERS)
+            .refused(features::ADAPTERS_BY_OTHER_KEYS)
             .acts_on("checkpoint"),
             Key::boolean("save_checkpoint_on_start", true, "Save a checkpoint at step 0 as well.")
                 .acts_on("checkpoint")

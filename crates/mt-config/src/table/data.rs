@@ -44,7 +44,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "train_data_columns",
                 &["text"],
                 "Column of the training data that holds the text. With `use_sft`, the column of messages, \
-                 `[messages]` if not given, or the columns of prompt and answer, such as `[prompt,completion]`.",
+                 `[messages]` if not given, or the columns of prompt and answer, such as `[prompt,completion]`. With \
+                 `use_dpo`, `[prompt,chosen,rejected]` if not given, or `[chosen,rejected]`; `[prompt,completion,label]` \
+                 with `dpo.algo=kto`.",
             )
                 .acts_on("data"),
             Key::texts(
@@ -185,7 +187,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "hf_path",
                 "",
                 "Format of the files: `text`, `json` (one object a line) or `parquet`; or `repository`, the \
-                 documentation and source code of a repository, with some files held out for evaluation.",
+                 documentation and source code of a repository, with some files held out for evaluation; or \
+                 `instructions`, conversations that the program generates. If `hf_train_files` replaces the dataset of \
+                 a preset, the names of the files tell the format.",
             )
             .only_with("dataset_type", &["hf"])
             .acts_on("data"),
@@ -313,7 +317,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "chat_template_path",
                 "",
                 "File that holds the chat template to use instead of the tokenizer's: Jinja text, or JSON whose \
-                 `chat_template` is the text. With `use_sft`, the run's tokenizer keeps it.",
+                 `chat_template` is the text. With `use_sft` or `use_dpo`, the run's tokenizer keeps it.",
             )
             .acts_on("data and decoding")
             .may_change(),

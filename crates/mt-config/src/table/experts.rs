@@ -378,21 +378,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "use_batch_split_schedule",
                 false,
-                "Split each batch into parts that are processed alternately, so that transfers between \
-                 experts overlap with computation.",
+                "Process each layer for `batch_split_factor` pieces of a batch that do not depend on each \
+                 other, so that transfers between experts overlap with computation.",
             )
-            .refused(features::EXPERT_PARALLELISM)
             .only_with("num_experts", &[])
             .acts_on("experts")
             .may_change(),
             Key::integer(
                 "batch_split_factor",
                 1,
-                "Number of parts into which `use_batch_split_schedule` splits a batch.",
+                "Number of pieces into which `use_batch_split_schedule` splits a batch.",
             )
             .at_least(1.0)
-            .refused(features::EXPERT_PARALLELISM)
-            .only_with("num_experts", &[])
+            .only_with("use_batch_split_schedule", &[])
             .acts_on("experts")
             .may_change(),
             Key::boolean(

@@ -1,5 +1,6 @@
 //! Features that are not built yet and that several keys or choices request.
 
+pub(crate) const ADAPTERS_BY_OTHER_KEYS: &str = "further ways to name adapters";
 pub(crate) const APPROXIMATE_INDEXER: &str = "approximate search of the attention indexer";
 pub(crate) const ARRAY_RECORD: &str = "data in ArrayRecord files";
 pub(crate) const AUDIO_MODELS: &str = "audio models";
@@ -24,7 +25,6 @@ pub(crate) const FORMATTING_FUNCTIONS: &str = "formatting functions in Python";
 pub(crate) const HOSTS_WITHOUT_DATA: &str = "hosts that read no data of their own";
 pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
 pub(crate) const LOG_PROBABILITIES_OF_DECODED_TOKENS: &str = "log-probabilities of decoded tokens";
-pub(crate) const LORA_ADAPTERS: &str = "LoRA adapters";
 pub(crate) const MASKED_ANSWERS: &str = "block diffusion of answers only";
 pub(crate) const MEMORY_ESTIMATES: &str = "memory estimates";
 pub(crate) const MIXTURES_OF_DATASETS: &str = "mixtures of datasets";
@@ -35,13 +35,13 @@ pub(crate) const OCDBT_CHECKPOINTS: &str = "checkpoints in an OCDBT database";
 pub(crate) const OLMO_DATA: &str = "OLMo data";
 pub(crate) const PAGED_CACHE: &str = "a paged cache";
 pub(crate) const PIPELINE_PARALLELISM: &str = "pipeline parallelism";
-pub(crate) const PREFERENCE_OPTIMIZATION: &str = "preference optimization";
 pub(crate) const PREFIX_CACHING: &str = "prefix caching";
 pub(crate) const PROCESSES: &str = "several processes";
 pub(crate) const PROFILES_BY_NSYS: &str = "profiles by Nsight Systems";
 pub(crate) const PROFILES_OVER_A_PORT: &str = "profiles over a network port";
 pub(crate) const PROFILE_OPTIONS_OF_TPUS: &str = "options of TPU profiles";
 pub(crate) const QUANTIZATION: &str = "quantization";
+pub(crate) const QUANTIZED_BASES: &str = "a quantized base below LoRA adapters";
 pub(crate) const QUANTIZED_CACHE: &str = "a quantized cache";
 pub(crate) const QUANTIZED_CHECKPOINTS: &str = "quantized checkpoints";
 pub(crate) const REINFORCEMENT_LEARNING: &str = "reinforcement learning";
@@ -62,6 +62,7 @@ pub(crate) const WRITING_ZARR_VERSION_2: &str = "writing Zarr version 2";
 
 /// Alternatives to some of the features.
 const INSTEAD: &[(&str, &str)] = &[
+    (ADAPTERS_BY_OTHER_KEYS, "name the adapters with `lora.enable_lora=true lora.lora_restore_path=…`"),
     (BLOCK_DIFFUSION, "compute the logits of given tokens, masked ones among them, with `maxtext logits`"),
     (CLOUD_STORAGE, "use a path of this machine, to which a bucket may be mounted"),
     (

@@ -10,7 +10,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         prefix: None,
         keys: &[
             Key::boolean("use_dpo", false, "Train on pairs of a preferred and a rejected answer (DPO).")
-                .refused(features::PREFERENCE_OPTIMIZATION)
                 .acts_on("preference optimization"),
             Key::boolean("use_sft", false, "Train on conversations or on pairs of a prompt and an answer.")
                 .only_with("dataset_type", &["hf"])
@@ -43,53 +42,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("reinforcement learning"),
         ],
     },
-    KeyGroup {
-        name: "DPO",
-        title: "Preference optimization",
-        prefix: Some("dpo"),
-        keys: &[
-            Key::float("dpo_label_smoothing", 0.0, "Assumed share of preference pairs with swapped labels.")
-                .at_least(0.0)
-                .at_most(1.0)
-                .refused(features::PREFERENCE_OPTIMIZATION)
-                .only_with("use_dpo", &[])
-                .acts_on("preference optimization"),
-            Key::float(
-                "dpo_beta",
-                0.1,
-                "Strength with which DPO keeps the model close to its reference; larger values stay closer.",
-            )
-            .refused(features::PREFERENCE_OPTIMIZATION)
-            .only_with("use_dpo", &[])
-            .acts_on("preference optimization"),
-            Key::choice(
-                "algo",
-                "dpo",
-                &["dpo", "orpo"],
-                "Loss on preference pairs: DPO with a reference model, or ORPO without one.",
-            )
-            .refused(features::PREFERENCE_OPTIMIZATION)
-            .only_with("use_dpo", &[])
-            .acts_on("preference optimization"),
-            Key::float(
-                "orpo_lambda",
-                0.1,
-                "Weight of the preference term next to the likelihood term in the ORPO loss.",
-            )
-            .refused(features::PREFERENCE_OPTIMIZATION)
-            .only_with("use_dpo", &[])
-            .acts_on("preference optimization"),
-            Key::optional_integer(
-                "max_prompt_length",
-                "Maximum number of tokens of a prompt in preference data; half of `max_target_length` if \
-                 none.",
-            )
-            .at_least(1.0)
-            .refused(features::PREFERENCE_OPTIMIZATION)
-            .only_with("use_dpo", &[])
-            .acts_on("data"),
-        ],
-    },
+    super::preference::GROUP,
     KeyGroup {
         name: "LoRA",
         title: "LoRA adapters",
@@ -100,29 +53,26 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Train low-rank adapters and freeze the weights of the model.",
             )
-            .refused(features::LORA_ADAPTERS)
             .acts_on("fine-tuning"),
             Key::integer("lora_rank", 0, "Rank of the adapters, which must be positive with `enable_lora`.")
                 .at_least(0.0)
-                .refused(features::LORA_ADAPTERS)
                 .only_with("enable_lora", &[])
                 .acts_on("fine-tuning"),
             Key::float(
                 "lora_alpha",
                 0.0,
-                "Scale of the adapters, which are multiplied by this over `lora_rank`.",
+                "Scale of the adapters, which are multiplied by this over `lora_rank`, or over its root with \
+                 `use_rslora`.",
             )
             .at_least(0.0)
-            .refused(features::LORA_ADAPTERS)
             .only_with("enable_lora", &[])
             .acts_on("fine-tuning"),
             Key::text(
                 "lora_module_path",
                 "",
-                "Regular expression of the modules that get adapters; the model family's usual modules if \
-                 empty.",
+                "Regular expression of the linear maps that get adapters, over the whole paths of modules in \
+                 MaxText's checkpoints; all of attention and of dense MLPs if empty.",
             )
-            .refused(features::LORA_ADAPTERS)
             .only_with("enable_lora", &[])
             .acts_on("fine-tuning"),
             Key::optional_text(
@@ -131,7 +81,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `nf4`; not quantized if none.",
             )
             .neutral(&[Literal::Text("")])
-            .refused(features::LORA_ADAPTERS)
+            .refused(features::QUANTIZED_BASES)
             .only_with("enable_lora", &[])
             .acts_on("quantization"),
             Key::optional_integer(
@@ -140,18 +90,30 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  channel if none.",
             )
             .at_least(0.0)
-            .refused(features::LORA_ADAPTERS)
+            .refused(features::QUANTIZED_BASES)
             .only_with("enable_lora", &[])
             .acts_on("quantization"),
             Key::text(
                 "lora_restore_path",
                 "",
-                "Directory of adapter weights to start from; ignored when the run itself is \
-                 resumed.",
+                "Adapters to start from, or to load with a base: a PEFT directory, or a run with adapters; \
+                 ignored when the run itself is resumed.",
             )
-            .refused(features::LORA_ADAPTERS)
             .only_with("enable_lora", &[])
-            .acts_on("checkpoint"),
+            .acts_on("checkpoint")
+            .may_change(),
+            Key::boolean(
+                "use_rslora",
+                false,
+                "Divide the scale of adapters by the root of their rank (rsLoRA).",
+            )
+            .only_with("enable_lora", &[])
+            .acts_on("fine-tuning")
+            .own(),
+            Key::boolean("use_dora", false, "Learn the norm of each output of adapted linear maps (DoRA).")
+                .only_with("enable_lora", &[])
+                .acts_on("fine-tuning")
+                .own(),
         ],
     },
     KeyGroup {

@@ -13,12 +13,14 @@ pub(crate) mod features;
 mod fine_tuning;
 mod inference;
 mod kernels;
+pub(crate) mod mamba;
 mod model;
 mod monitoring;
 mod multimodal;
 mod pipeline;
 mod pipelines;
 mod placement;
+mod preference;
 mod quantization;
 mod reinforcement;
 mod remat;
@@ -43,6 +45,7 @@ pub static GROUPS: &[&[KeyGroup]] = &[
     run::GROUPS,
     model::GROUPS,
     attention::GROUPS,
+    mamba::GROUPS,
     kernels::GROUPS,
     remat::GROUPS,
     experts::GROUPS,

@@ -152,7 +152,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "weight_dtype",
                 "float32",
                 DTYPES,
-                "Element type of weights; training supports `float32` only.",
+                "Element type of weights; training supports `float32` only, below adapters also `bfloat16`.",
             )
             .acts_on("model"),
             Key::choice("grad_dtype", "float32", DTYPES, "Element type of the gradients.")
@@ -305,8 +305,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "mtp_own_norm",
                 false,
-                "Give each extra layer a norm of its own before the shared head, and the first one the model's \
-                 normalized output, as in DeepSeek's published weights, instead of sharing the model's last norm.",
+                "Give each extra layer a norm of its own before the shared head and the next extra layer, and the \
+                 first one the model's normalized output, as in DeepSeek's published weights, instead of sharing the \
+                 model's last norm.",
             )
             .only_with("mtp_num_layers", &[])
             .acts_on("model")

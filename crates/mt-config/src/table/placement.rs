@@ -127,6 +127,7 @@ const RULES: &[(&str, &[&str])] = &[
     ("exp_with_fsdp", &["fsdp"]),
     ("experts_of_router", &[]),
     ("layers_of_token", &[]),
+    ("mamba_head", MLP),
     ("position", &[]),
 ];
 

@@ -2,8 +2,10 @@
 //!
 //! Templates are written in Jinja and rendered in the environment of the transformers library.
 
+mod compiled;
 mod generation;
 mod json;
+mod known;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,6 +23,8 @@ use serde_json::{Map, Value as Json, json};
 use crate::error::{DataError, Result};
 use crate::files::replace;
 use crate::tokenizer::{SPECIAL_TOKENS_MAP_FILE, TOKENIZER_CONFIG_FILE, text_of};
+
+use compiled::{Compiled, Form};
 
 /// The files that may hold a directory's template, in order of precedence. `tokenizer_config.json` comes last.
 const TEMPLATE_FILES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
@@ -52,6 +56,8 @@ pub struct ChatTemplate {
     special: Map<String, Json>,
     /// The time that the template sees; `None` for the time of rendering.
     now: Option<DateTime<FixedOffset>>,
+    /// The parsed templates.
+    compiled: Compiled,
 }
 
 impl ChatTemplate {
@@ -113,7 +119,13 @@ impl ChatTemplate {
         let name = format!("`{}`", config_file.display());
         let invalid = "is neither a text nor a list of texts with names";
         let sources = sources.ok_or_else(|| problem(&name, invalid.into()))?;
-        Ok(Some(Self { name, sources, special: special_tokens(directory)?, now: None }))
+        Ok(Some(Self {
+            name,
+            sources,
+            special: special_tokens(directory)?,
+            now: None,
+            compiled: Compiled::default(),
+        }))
     }
 
     /// The template in a file: Jinja text, or JSON with a `chat_template`. The special tokens are those of the
@@ -132,7 +144,13 @@ impl ChatTemplate {
         } else {
             vec![(DEFAULT.into(), text)]
         };
-        Ok(Self { name, sources, special: special_tokens(directory)?, now: None })
+        Ok(Self {
+            name,
+            sources,
+            special: special_tokens(directory)?,
+            now: None,
+            compiled: Compiled::default(),
+        })
     }
 
     /// A template from its text. Messages call it `name`. The special tokens are those of the tokenizer in `directory`.
@@ -141,7 +159,13 @@ impl ChatTemplate {
     /// A file cannot be read or is malformed.
     pub fn from_text(name: &str, text: &str, directory: &Path) -> Result<Self> {
         let sources = vec![(DEFAULT.to_string(), text.to_string())];
-        Ok(Self { name: format!("`{name}`"), sources, special: special_tokens(directory)?, now: None })
+        Ok(Self {
+            name: format!("`{name}`"),
+            sources,
+            special: special_tokens(directory)?,
+            now: None,
+            compiled: Compiled::default(),
+        })
     }
 
     /// Fixes the time that the template sees, such as `2024-07-06T09:05:03`.
@@ -152,7 +176,20 @@ impl ChatTemplate {
         let now: NaiveDateTime = time.parse().map_err(|_| {
             DataError::Options(format!("`{time}` is not a time\nhint: write it as `2024-07-06T09:05:03`"))
         })?;
-        Ok(Self { now: Some(now.and_utc().fixed_offset()), ..self })
+        Ok(Self { now: Some(now.and_utc().fixed_offset()), compiled: Compiled::default(), ..self })
+    }
+
+    /// The template with which answers are learned, and the family of models that it is known from: if the template is
+    /// the one that a known family publishes, which marks no answers, marks are added (`known.rs`).
+    pub(crate) fn for_answers(&self) -> Option<(Self, &'static str)> {
+        let mut family = None;
+        let mut marked = |(name, source): &(String, String)| {
+            let known = known::marked(source);
+            family = family.or(known.as_ref().map(|(family, _)| *family));
+            (name.clone(), known.map_or_else(|| source.clone(), |(_, text)| text))
+        };
+        let sources = self.sources.iter().map(&mut marked).collect();
+        family.map(|family| (Self { sources, compiled: Compiled::default(), ..self.clone() }, family))
     }
 
     /// Renders messages; see [`ChatTemplate::render_with`]. The result spells out special tokens, which
@@ -178,8 +215,7 @@ impl ChatTemplate {
     /// # Errors
     /// The template is faulty or rejects the messages.
     pub fn render_with(&self, messages: Json, variables: Map<String, Json>) -> Result<String> {
-        self.render_source(messages, variables, |source| Some(generation::unmarked(source)))
-            .map(Option::unwrap_or_default)
+        self.render_form(Form::Plain, messages, variables).map(Option::unwrap_or_default)
     }
 
     /// [`ChatTemplate::render_with`], and the byte ranges of the text within `{% generation %}` blocks, which mark the
@@ -192,7 +228,7 @@ impl ChatTemplate {
         messages: Json,
         variables: Map<String, Json>,
     ) -> Result<Option<(String, Vec<Range<usize>>)>> {
-        let rendered = self.render_source(messages, variables, generation::marked)?;
+        let rendered = self.render_form(Form::Marked, messages, variables)?;
         let found = rendered.map(|text| {
             let found = generation::find(&text);
             found.ok_or_else(|| problem(&self.name, "nests `{% generation %}` blocks".into()))
@@ -200,12 +236,12 @@ impl ChatTemplate {
         found.transpose()
     }
 
-    /// Renders what `prepare` makes of the template's source, if anything.
-    fn render_source(
+    /// Renders a form of the template, if the template has it.
+    fn render_form(
         &self,
+        form: Form,
         mut messages: Json,
         variables: Map<String, Json>,
-        prepare: impl FnOnce(&str) -> Option<String>,
     ) -> Result<Option<String>> {
         for message in messages.as_array_mut().into_iter().flatten().filter_map(Json::as_object_mut) {
             // Programs write `null` for absent values, which few templates expect.
@@ -221,10 +257,11 @@ impl ChatTemplate {
         context.extend(variables);
         context.insert("messages".into(), messages);
         let has_tools = !context["tools"].is_null();
-        let Some(source) = prepare(self.source(has_tools)?) else { return Ok(None) };
-        let environment = environment(self.now).map_err(|error| self.failure(&error))?;
-        let template = environment.template_from_str(&source).map_err(|error| self.failure(&error))?;
-        template.render(Value::from(Serde(context))).map(Some).map_err(|error| self.failure(&error))
+        let source = self.source(has_tools)?;
+        let parsed = self.compiled.parsed(form, source, || environment(self.now));
+        let Some(parsed) = parsed.map_err(|error| self.failure(&error))? else { return Ok(None) };
+        let text = parsed.render(Value::from(Serde(context)));
+        text.map(Some).map_err(|error| self.failure(&error))
     }
 
     /// The template to render, chosen like the transformers library does.

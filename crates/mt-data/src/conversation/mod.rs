@@ -1,5 +1,6 @@
-//! Conversations for supervised fine-tuning: records to tokens, and the tokens that have a loss.
+//! Conversations for fine-tuning: records to tokens, and the tokens that have a loss.
 
+mod preference;
 mod spans;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +29,11 @@ pub enum ConversationColumns {
     Messages(String),
     /// A prompt and its answer, each a text or a list of messages.
     Pair { prompt: String, answer: String },
+    /// A prompt and two answers, each a text or a list of messages. Without a column of prompts, the prompt is the common
+    /// beginning of both answers.
+    Preference { prompt: Option<String>, chosen: String, rejected: String },
+    /// A prompt, its answer, and whether the answer is desirable.
+    Judged { prompt: String, answer: String, verdict: String },
 }
 
 impl ConversationColumns {
@@ -40,6 +46,42 @@ impl ConversationColumns {
             _ => None,
         }
     }
+
+    /// The columns of preference pairs: prompt, chosen and rejected answer, or the two answers. `None` for another number
+    /// of columns.
+    pub fn of_pairs(columns: &[String]) -> Option<Self> {
+        match columns {
+            [chosen, rejected] => {
+                Some(Self::Preference { prompt: None, chosen: chosen.clone(), rejected: rejected.clone() })
+            }
+            [prompt, chosen, rejected] => Some(Self::Preference {
+                prompt: Some(prompt.clone()),
+                chosen: chosen.clone(),
+                rejected: rejected.clone(),
+            }),
+            _ => None,
+        }
+    }
+
+    /// The columns of judged answers: prompt, answer and verdict. `None` for another number of columns.
+    pub fn of_judged(columns: &[String]) -> Option<Self> {
+        match columns {
+            [prompt, answer, verdict] => Some(Self::Judged {
+                prompt: prompt.clone(),
+                answer: answer.clone(),
+                verdict: verdict.clone(),
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// The most tokens of a prompt of preference data, whose end is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptLimit {
+    pub tokens: usize,
+    /// Whether all prompts are cut, or only those of examples that do not fit a row.
+    pub always: bool,
 }
 
 /// Whether a text without a chat template begins with BOS and ends with EOS, if the tokenizer has them. Templates write
@@ -55,8 +97,12 @@ pub struct AddedEnds {
 pub struct Conversations {
     columns: ConversationColumns,
     template: Option<ChatTemplate>,
+    /// The known family whose template this is, to which marks around answers have been added.
+    family: Option<&'static str>,
     /// Whether only answers have a loss; otherwise all tokens do.
     answers_only: bool,
+    /// The most tokens of a prompt of preference data.
+    prompts: Option<PromptLimit>,
     counts: ExampleCounts,
 }
 
@@ -93,9 +139,30 @@ impl PartialEq for Conversations {
 }
 
 impl Conversations {
-    /// Conversations in these columns. Without a template, pairs of texts are joined as they are.
+    /// Conversations in these columns. Without a template, pairs of texts are joined as they are. If answers are to be
+    /// found in lists of messages, the templates of known families get marks around them.
     pub fn new(columns: ConversationColumns, template: Option<ChatTemplate>, answers_only: bool) -> Self {
-        Self { columns, template, answers_only, counts: ExampleCounts::default() }
+        let finds_answers = answers_only && matches!(columns, ConversationColumns::Messages(_));
+        let marked = template.as_ref().filter(|_| finds_answers).and_then(ChatTemplate::for_answers);
+        let (template, family) = match marked {
+            Some((marked, family)) => (Some(marked), Some(family)),
+            None => (template, None),
+        };
+        Self { columns, template, family, answers_only, prompts: None, counts: ExampleCounts::default() }
+    }
+
+    /// Preference data in these columns.
+    pub fn preference(
+        columns: ConversationColumns,
+        template: Option<ChatTemplate>,
+        prompts: PromptLimit,
+    ) -> Self {
+        Self { prompts: Some(prompts), ..Self::new(columns, template, true) }
+    }
+
+    /// The known family of models to whose template marks around answers have been added.
+    pub fn marked_family(&self) -> Option<&'static str> {
+        self.family
     }
 
     /// The numbers of examples that have been tokenized.
@@ -108,9 +175,17 @@ impl Conversations {
         let columns = match &self.columns {
             ConversationColumns::Messages(column) => json!([column]),
             ConversationColumns::Pair { prompt, answer } => json!([prompt, answer]),
+            ConversationColumns::Preference { prompt, chosen, rejected } => {
+                json!({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+            }
+            ConversationColumns::Judged { prompt, answer, verdict } => {
+                json!({"prompt": prompt, "answer": answer, "verdict": verdict})
+            }
         };
         let template = self.template.as_ref().map(ChatTemplate::identity);
-        hex(&Sha256::digest(json!([columns, template, self.answers_only]).to_string())[..16])
+        let mut parts = vec![columns, json!(template), json!(self.answers_only)];
+        parts.extend(self.prompts.map(|limit| json!([limit.tokens, limit.always])));
+        hex(&Sha256::digest(Value::from(parts).to_string())[..16])
     }
 
     /// The tokens of a record, at most `max_tokens`. An example whose answers would be cut away entirely has no tokens.
@@ -133,6 +208,9 @@ impl Conversations {
             ConversationColumns::Messages(column) => self.encode_messages(&record, column, tokenizer)?,
             ConversationColumns::Pair { prompt, answer } => {
                 self.encode_pair(&record, [prompt, answer], tokenizer, adds)?
+            }
+            ConversationColumns::Preference { .. } | ConversationColumns::Judged { .. } => {
+                return self.encode_preference(&record, tokenizer, adds, max_tokens);
             }
         };
         self.cut(document, max_tokens)

@@ -76,7 +76,7 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 /// A document's tokens.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct EncodedDocument {
     /// The token ids.
     pub tokens: Vec<i32>,
@@ -85,6 +85,10 @@ pub struct EncodedDocument {
     pub bytes: Vec<u32>,
     /// Whether each token has a loss where it is predicted; empty if all have one.
     pub trained: Vec<bool>,
+    /// The example's second sequence, such as the rejected answer of a pair.
+    pub second: Option<Box<EncodedDocument>>,
+    /// Whether a judged answer is desirable: 1 or 0.
+    pub label: f32,
 }
 
 impl EncodedDocument {

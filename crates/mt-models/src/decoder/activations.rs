@@ -20,6 +20,17 @@ pub struct Activation {
     pub dtype: DType,
 }
 
+impl Activation {
+    pub fn new(
+        name: Option<&'static str>,
+        dims: &[usize],
+        logical_axes: &[Option<LogicalAxis>],
+        dtype: DType,
+    ) -> Self {
+        Self { name, dims: dims.to_vec(), logical_axes: logical_axes.to_vec(), dtype }
+    }
+}
+
 /// The activations of a recomputed region: one cycle of scanned layers, or one unrolled layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionActivations {
@@ -34,9 +45,15 @@ pub struct RegionActivations {
 const INPUT: &str = "decoder_layer_input";
 
 impl DecoderConfig {
-    /// The activations of the layers for `rows` sequences of `length` tokens, with equal regions merged.
-    pub(super) fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
-        let batch = BatchDims { rows, length, embed: self.embed.size, dtype: self.dtype };
+    /// The activations of the layers for `rows` sequences of `length` tokens, which devices may split, with equal
+    /// regions merged.
+    pub(super) fn activations(
+        &self,
+        rows: usize,
+        length: usize,
+        splits_length: bool,
+    ) -> Vec<RegionActivations> {
+        let batch = BatchDims { rows, length, splits_length, embed: self.embed.size, dtype: self.dtype };
         let mut regions: Vec<(Vec<LayerConfig>, usize)> = Vec::new();
         let add_one = |regions: &mut Vec<(Vec<LayerConfig>, usize)>, layer: &LayerConfig| match regions
             .iter_mut()
@@ -51,7 +68,7 @@ impl DecoderConfig {
                 SegmentForm::Single => segment.kinds.iter().for_each(|layer| add_one(&mut regions, layer)),
             }
         }
-        self.prediction_layers().for_each(|layer| add_one(&mut regions, layer));
+        self.predictions.iter().for_each(|layer| add_one(&mut regions, layer));
         let of_region = |(layers, times): (Vec<LayerConfig>, usize)| RegionActivations {
             times,
             input: self.residual.activation(&batch, Some(INPUT)),
@@ -78,9 +95,9 @@ fn made_by(layers: &[LayerConfig], residual: ResidualConnection, batch: &BatchDi
     for (index, layer) in layers.iter().enumerate() {
         made.extend((index > 0).then(|| residual.activation(batch, Some(INPUT))));
         if let Some(engram) = &layer.engram {
-            made.push(batch.residual(None));
+            made.push(residual.activation(batch, None));
             made.extend(engram.activations(batch));
-            made.push(batch.residual(None));
+            made.push(residual.activation(batch, None));
         }
         if let Some(mixer) = &layer.mixer {
             made.extend(residual.activations(batch));

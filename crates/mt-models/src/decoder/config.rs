@@ -5,8 +5,9 @@ use mt_shape::{Axis, DType};
 use mt_trace::{Precision, SavePolicy};
 
 use super::{
-    AttentionConfig, AttentionThenExpertsConfig, EngramConfig, FeedForwardConfig, LayerRun, MixerConfig,
-    MlpConfig, ResidualConnection, TokenNumbers,
+    AdapterConfig, AttentionConfig, AttentionThenExpertsConfig, EngramConfig, FeedForwardConfig, LayerRun,
+    MixerConfig, MlpConfig, ResidualConnection, TokenNumbers,
+    adapters::Declarations,
     part::{PartDescription, SpecBuilder},
 };
 
@@ -19,8 +20,8 @@ pub struct DecoderConfig {
     pub layers: Vec<LayerConfig>,
     /// The runs of layers, in order. The first run begins with the first layer.
     pub runs: Vec<LayerRun>,
-    /// The number of modules behind the layers that predict further tokens.
-    pub num_predictions: usize,
+    /// The layer of each module behind the others that predicts further tokens.
+    pub predictions: Vec<LayerConfig>,
     /// Whether each module has a norm of its own before the head and the first one reads the normalized hidden states, as
     /// published modules do. Otherwise modules share the final norm, and the first one reads the residual stream.
     pub own_prediction_norms: bool,
@@ -44,8 +45,12 @@ pub struct DecoderConfig {
     pub precision: Precision,
     /// The representation of the matrices of linear maps.
     pub weight_format: &'static dyn WeightFormat,
+    /// The adapters of linear maps. All other parameters are then frozen.
+    pub adapters: Option<AdapterConfig>,
     pub scan_layers: bool,
     pub param_scan_axis: usize,
+    /// The number of pieces of a batch for which each layer is computed by itself.
+    pub batch_pieces: usize,
     /// The activations to keep; `None` keeps all.
     pub remat: Option<SavePolicy>,
 }
@@ -184,14 +189,9 @@ impl DecoderConfig {
         self.layers.iter().filter_map(LayerConfig::attention)
     }
 
-    /// The layer of each module that predicts further tokens, which equals the last one of the stack.
-    pub fn prediction_layers(&self) -> impl Iterator<Item = &LayerConfig> {
-        self.layers.last().into_iter().cycle().take(self.num_predictions)
-    }
-
     /// The layers that training applies: those of the stack, and those of the modules that predict further tokens.
     pub fn applied_layers(&self) -> impl Iterator<Item = &LayerConfig> {
-        self.layers.iter().chain(self.prediction_layers())
+        self.layers.iter().chain(&self.predictions)
     }
 
     /// The builder that declares the decoder's parameters.
@@ -202,6 +202,7 @@ impl DecoderConfig {
             init_scale: self.init_scale,
             dtype: self.weight_dtype,
             weights: self.weight_format,
+            declarations: Declarations::default(),
         }
     }
 }

@@ -232,7 +232,7 @@ impl<'t> DecoderLayer<Tensor<'t>> {
         let parts = inputs.parts.with_state(|arrays| &arrays[..count]);
         let normed = self.engram_layer_norm.as_ref().map_or(x, |layer| layer.forward(x, EMBED, norm));
         let made = x.scope(described.scope(), |_| described.forward(engram, normed, &parts));
-        let x = (x + made.output).constrain(&RESIDUAL);
+        let x = inputs.residual.constrain(x + made.output);
         outputs.x = x;
         outputs.add(made);
         (x, count)

@@ -5,11 +5,13 @@
 //! ([`SegmentConfig`]), which are scanned or unrolled.
 
 mod activations;
+mod adapters;
 mod config;
 mod layer;
 mod parameters;
 pub mod part;
 mod parts;
+mod pieces;
 mod prediction;
 mod residual;
 mod segments;
@@ -17,6 +19,9 @@ mod stack;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
+use mt_data::CompressedVocabulary;
 use mt_derive::Tree;
 use mt_nn::{
     Embedding, LayerPlace, Linear, Norm, ParamSpec, PositionTable, RESIDUAL, RmsNorm, Rotary, RotaryAngles,
@@ -30,6 +35,7 @@ use mt_shape::{DType, LogicalAxis, Path, Tree, axis, logical};
 use mt_trace::{Precision, Target, Tensor};
 
 pub use activations::{Activation, RegionActivations};
+pub use adapters::{AdapterConfig, AdapterTargets};
 pub use config::{DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, NormKind, Positions};
 pub use layer::{DecoderLayer, PerLayerInput};
 pub use parameters::{Parameter, Place};
@@ -38,12 +44,14 @@ pub use residual::{HyperConnectionConfig, LayerConnections, ResidualConnection, 
 pub use segments::{LayerRun, SegmentConfig, SegmentForm, StoredRun};
 pub use stack::{Layers, Segment};
 
-pub use prediction::PredictionModule;
+pub use prediction::{PredictionModule, StreamPrediction};
 
 pub(crate) use layer::PER_LAYER;
 pub(crate) use parameters::role;
 
+use adapters::{frozen, with_adapters};
 use part::StateDims;
+use pieces::Pieces;
 use prediction::{module_specs, predict};
 use stack::{StackInputs, StackState, stack_specs, state_specs};
 
@@ -79,6 +87,9 @@ pub struct PerLayerEmbedding<L> {
     pub projection: Linear<L>,
     pub norm: RmsNorm<L>,
 }
+
+/// The role of the head's weight.
+const HEAD: &str = "head.kernel";
 
 /// Logical axes of logits.
 const LOGITS: [Option<LogicalAxis>; 3] = [
@@ -151,20 +162,24 @@ fn specs(config: &DecoderConfig) -> DecoderParameters<ParamSpec> {
             )),
             norm: builder.rms(width),
         });
-    let head = (!config.head.tied)
-        .then(|| Linear::new(builder.matrix(1, [(embed, logical::EMBED_VOCAB), (vocab, logical::VOCAB)])));
+    let head = (!config.head.tied).then(|| {
+        let axes = [(embed, logical::EMBED_VOCAB), (vocab, logical::VOCAB)];
+        let adapts = |_: &Path| config.adapts(HEAD, None);
+        with_adapters(config, adapts, |builder| Linear::new(builder.matrix(1, axes)))
+    });
     let table =
         builder.table([(vocab, logical::VOCAB), (embed, logical::EMBED_VOCAB)], deviation(embed.size));
-    DecoderParameters {
+    let specs = DecoderParameters {
         token_embedder: Embedding { embedding: table },
         positions,
         per_layer,
-        layers: stack_specs(&builder, config),
+        layers: stack_specs(config),
         hc_head: config.residual.head_specs(&builder),
         final_norm: config.final_norm.map(|kind| builder.residual_norm(kind)),
         head,
         predictions: module_specs(&builder, config),
-    }
+    };
+    if config.adapters.is_some() { frozen(&specs) } else { specs }
 }
 
 impl<'t> PerLayerEmbedding<Tensor<'t>> {
@@ -194,7 +209,7 @@ impl DecoderConfig {
     /// The angles of each rotary embedding, for sequences of up to `length` tokens.
     fn angles<'t>(&self, positions: Tensor<'t>, length: usize) -> Vec<(RotaryOptions, RotaryAngles<'t>)> {
         let mut angles: Vec<(RotaryOptions, RotaryAngles<'t>)> = Vec::new();
-        for options in self.layers.iter().flat_map(LayerConfig::parts).filter_map(|part| part.rotary()) {
+        for options in self.applied_layers().flat_map(LayerConfig::parts).filter_map(|part| part.rotary()) {
             if angles.iter().all(|(known, _)| known != options) {
                 let scaling = match self.dynamic_ntk {
                     Some((factor, original)) => RotaryScaling::dynamic_ntk(factor, original, length),
@@ -309,7 +324,10 @@ impl ForwardPass for Decoder {
             per_layer: model.per_layer.as_ref().map(|per_layer| per_layer.forward(tokens.tokens, x, config)),
             wanted,
             layers_in: forward.layers_in,
+            pieces: None,
         };
+        let pieces = Pieces::of(x, config.batch_pieces, &inputs);
+        let inputs = StackInputs { pieces, ..inputs };
         let x = config.residual.begin(x);
         let mut taps = if forward.taps { vec![("embedding".to_owned(), x)] } else { Vec::new() };
         let outputs = x.scope("decoder", |x| model.layers.forward(x, config, &inputs));
@@ -378,7 +396,22 @@ impl Storage for Decoder {
     fn otherwise_scanned(&self) -> Option<Box<dyn Model>> {
         let scan_layers = !self.config.scan_layers;
         let config = DecoderConfig { scan_layers, ..self.config.clone() };
-        config.check().is_ok().then(|| -> Box<dyn Model> { Box::new(Self::new(config, self.family)) })
+        let may_be = config.check().is_ok() && config.adapts_whole_stacks();
+        may_be.then(|| -> Box<dyn Model> { Box::new(Self::new(config, self.family)) })
+    }
+
+    fn adapters(&self) -> Option<&AdapterConfig> {
+        self.config.adapters.as_ref()
+    }
+
+    fn without_adapters(&self) -> Option<Box<dyn Model>> {
+        self.config.adapters.as_ref()?;
+        let config = DecoderConfig { adapters: None, ..self.config.clone() };
+        Some(Box::new(Self::new(config, self.family)))
+    }
+
+    fn adapter_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
+        hugging_face::adapter_tensors(self)
     }
 
     fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
@@ -432,8 +465,16 @@ impl Description for Decoder {
         all
     }
 
+    fn token_numbers(&self) -> Option<Arc<CompressedVocabulary>> {
+        self.config.token_numbers.as_ref().map(|numbers| numbers.vocabulary().clone())
+    }
+
     fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
-        self.config.activations(rows, length)
+        self.config.activations(rows, length, false)
+    }
+
+    fn activations_of_split_sequences(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
+        self.config.activations(rows, length, true)
     }
 
     fn scores(&self, rows: usize, length: usize) -> Activation {
@@ -454,7 +495,7 @@ impl Description for Decoder {
             + self.specs.per_layer.as_ref().map_or(0, |per_layer| num_elements(&per_layer.embedding));
         let parts = || self.config.applied_layers().flat_map(LayerConfig::parts);
         // Each prediction module applies the head once more.
-        let of_heads = table * self.config.num_predictions;
+        let of_heads = table * self.config.predictions.len();
         FlopCount {
             weights_per_token: self.num_parameters() + of_heads - looked_up - self.idle_weights(),
             // The head has as many weights as the table, tied or not.
@@ -476,7 +517,7 @@ impl Decoder {
     /// are visited once, with the index of the first one.
     fn each_layer(&self, mut visit: impl FnMut(&DecoderLayer<usize>, &LayerConfig, usize, LayerPlace)) {
         let numbers = self.numbers();
-        let modules = numbers.predictions.iter().zip(self.config.prediction_layers());
+        let modules = numbers.predictions.iter().zip(&self.config.predictions);
         for ((module, kind), index) in modules.zip(self.config.layers.len()..) {
             visit(&module.layer, kind, index, LayerPlace::One(index));
         }

@@ -10,7 +10,7 @@ use mt_nn::{
 use mt_shape::{Axis, DType, LogicalAxis, logical};
 use mt_trace::Tensor;
 
-use super::{Activation, NormKind};
+use super::{Activation, NormKind, adapters::Declarations};
 use crate::{AttentionFlops, LayerOutput, OutputLabel, StateSpec};
 
 /// The configuration of a part of a layer: its parameters, its forward pass, and properties that follow from them.
@@ -117,6 +117,8 @@ impl StateDims {
 pub struct BatchDims {
     pub rows: usize,
     pub length: usize,
+    /// Whether devices split sequences.
+    pub splits_length: bool,
     /// The width of the residual stream.
     pub embed: usize,
     /// The type of activations.
@@ -199,7 +201,7 @@ pub struct PartScoreWeights {
 }
 
 /// Declares parameters as a decoder's configuration prescribes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct SpecBuilder {
     pub embed: Axis,
     pub norm: NormOptions,
@@ -207,6 +209,7 @@ pub struct SpecBuilder {
     /// The type of the parameters.
     pub dtype: DType,
     pub weights: &'static dyn WeightFormat,
+    pub(super) declarations: Declarations,
 }
 
 impl SpecBuilder {
@@ -227,7 +230,7 @@ impl SpecBuilder {
     ) -> Weight<ParamSpec> {
         let fan_in = axes[..num_inputs].iter().map(|(axis, _)| axis.size).product();
         let dense = self.array(axes, Initializer::fan_in(self.init_scale, fan_in));
-        Weight::declare(self.weights, dense, num_inputs)
+        self.declarations.declare(self.weights, dense, num_inputs)
     }
 
     /// A lookup table, initialized from a normal distribution with this standard deviation.
@@ -243,7 +246,8 @@ impl SpecBuilder {
     ) -> Linear<ParamSpec> {
         let fan_in = axes[..num_inputs].iter().map(|(axis, _)| axis.size).product();
         let dense = self.array(axes, Initializer::fan_in(self.init_scale, fan_in));
-        Linear::new(Weight::declare(self.weights, dense.with_input_axes(num_inputs), num_inputs))
+        let dense = dense.with_input_axes(num_inputs);
+        Linear::new(self.declarations.declare(self.weights, dense, num_inputs))
     }
 
     /// The linear map, with a bias over these axes if `has_bias` is set.

@@ -1,13 +1,16 @@
 //! Multi-token prediction: modules behind the layers that each predict one token further than the one before (DeepSeek-AI,
-//! 2024: DeepSeek-V3 Technical Report, section 2.2).
+//! 2024: DeepSeek-V3 Technical Report, section 2.2). With several residual streams, modules are those of DeepSeek-V4
+//! (`MTPBlock` in the program that accompanies its weights).
 
 use mt_derive::Tree;
-use mt_nn::{LayerPlace, Linear, Norm, ParamSpec, RESIDUAL, axes::EMBED, following};
+use mt_nn::{
+    LayerPlace, Linear, Norm, ParamSpec, RESIDUAL, axes::EMBED, following, hyper_connections::StreamHead,
+};
 use mt_shape::{DType, axis, logical};
 use mt_trace::Tensor;
 
 use super::{
-    DecoderConfig, DecoderLayer, LayerConfig, NormKind,
+    DecoderConfig, DecoderLayer, LayerConfig, NormKind, ResidualConnection,
     layer::layer_specs,
     part::SpecBuilder,
     stack::{Sliced, StackInputs, recomputed},
@@ -19,13 +22,26 @@ use crate::OfLayers;
 pub struct PredictionModule<L> {
     /// Normalizes the embedding of the token before the predicted one.
     pub embedding_norm: Norm<L>,
-    /// Normalizes the residual stream of the module before this one, or of the last layer.
+    /// Normalizes the output of the module before this one, or of the last layer.
     pub hidden_norm: Norm<L>,
-    /// `[both, embed]`. The inputs are both norms' outputs, the embedding's first.
-    pub projection: Linear<L>,
+    /// `[both, embed]`. The inputs are both norms' outputs, the embedding's first. Absent with several residual streams.
+    pub projection: Option<Linear<L>>,
+    #[tree(flatten)]
+    pub streams: Option<StreamPrediction<L>>,
     pub layer: DecoderLayer<L>,
     /// Normalizes the module's output for the head; absent if the model's final norm does.
     pub final_norm: Option<Norm<L>>,
+}
+
+/// The parameters of a module that reads and writes several residual streams.
+#[derive(Clone, Debug, Tree)]
+pub struct StreamPrediction<L> {
+    /// `[input, embed]`: the projection of the embedding, which is added to every stream.
+    pub e_proj: Linear<L>,
+    /// `[input, embed]`: the projection of each stream.
+    pub h_proj: Linear<L>,
+    /// The sum of the module's streams, if its weights are learned.
+    pub hc_head: Option<StreamHead<L>>,
 }
 
 /// The results of all modules.
@@ -37,26 +53,45 @@ pub(super) struct Predicted<'t> {
 
 /// The inputs of the projection.
 const BOTH: &str = "embedding_and_hidden";
+/// The inputs of the projections to several streams.
+const INPUT: &str = "projected_from";
 
 /// The parameters of all modules.
 pub(super) fn module_specs(
     builder: &SpecBuilder,
     config: &DecoderConfig,
 ) -> Vec<PredictionModule<ParamSpec>> {
-    let (embed, both) = (config.embed, axis(BOTH, 2 * config.embed.size));
+    let embed = config.embed;
+    let projection =
+        |name, size| builder.linear(1, [(axis(name, size), logical::EMBED), (embed, logical::NORM)]);
+    let has_streams = config.residual != ResidualConnection::Added;
+    let streams = || StreamPrediction {
+        e_proj: projection(INPUT, embed.size),
+        h_proj: projection(INPUT, embed.size),
+        hc_head: config.residual.head_specs(builder),
+    };
     let kind = config.final_norm.unwrap_or(NormKind::RootMeanSquare);
     let module = |layer: &LayerConfig| PredictionModule {
         embedding_norm: builder.residual_norm(kind),
         hidden_norm: builder.residual_norm(kind),
-        projection: builder.linear(1, [(both, logical::EMBED), (embed, logical::NORM)]),
+        projection: (!has_streams).then(|| projection(BOTH, 2 * embed.size)),
+        streams: has_streams.then(streams),
         layer: layer_specs(builder, config, layer),
         final_norm: config.own_prediction_norms.then(|| builder.residual_norm(kind)),
     };
-    config.prediction_layers().map(module).collect()
+    config.predictions.iter().map(module).collect()
 }
 
-/// Applies the modules to the residual stream behind the last layer, `[batch, position, embed]`. `embedded` looks up
-/// tokens, and `normalized` applies the model's final norm.
+/// Applies the modules to the residual stream behind the last layer, `[batch, position, embed]`, or to several,
+/// `[batch, position, residual_stream, embed]`. `embedded` looks up tokens, and `normalized` applies the model's final
+/// norm.
+///
+/// The technical report does not say whether a module reads its predecessor's output before or after the last norm.
+/// DeepSeek's published modeling code passes on what `DeepseekV3Model` returns, which its final norm has normalized, and
+/// SGLang (`deepseek_nextn.py`) and, since July 2026, vLLM (`deepseek_mtp.py`) also pass on each module's output after
+/// `shared_head.norm`.
+/// Modules with norms of their own therefore read normalized states; those of MaxText, and those that read several
+/// streams, read the residual stream.
 pub(super) fn predict<'t>(
     modules: &[PredictionModule<Tensor<'t>>],
     x: Tensor<'t>,
@@ -65,14 +100,15 @@ pub(super) fn predict<'t>(
     embedded: impl Fn(Tensor<'t>) -> Tensor<'t>,
     normalized: impl Fn(Tensor<'t>) -> Tensor<'t>,
 ) -> Predicted<'t> {
-    let mut x = if config.own_prediction_norms { normalized(x) } else { x };
+    // Norms apply to one stream.
+    let reads_normalized = config.own_prediction_norms && config.residual == ResidualConnection::Added;
+    let mut x = if reads_normalized { normalized(x) } else { x };
     let mut predicted = Predicted { hidden: Vec::new(), others: Vec::new() };
-    for ((module, layer), number) in modules.iter().zip(config.prediction_layers()).zip(1..) {
+    for ((module, layer), number) in modules.iter().zip(&config.predictions).zip(1..) {
         let tokens = following(inputs.tokens, inputs.segments.query, number, inputs.segments.order);
         let embedding = module.embedding_norm.forward(embedded(tokens), EMBED, config.norm);
         let hidden = module.hidden_norm.forward(x, EMBED, config.norm);
-        let both = embedding.concatenate(&[hidden], EMBED).rename(EMBED, BOTH);
-        let projected = module.projection.forward(both, &[BOTH]).constrain(&RESIDUAL);
+        let projected = config.residual.constrain(module.projected(embedding, hidden));
         let index = config.layers.len() + number - 1;
         let key = inputs.dropout.map(|key| key.fold_in(x.region().integer(DType::U64, index as i64)).value());
         let arguments = Sliced {
@@ -92,10 +128,35 @@ pub(super) fn predict<'t>(
             value,
         }));
         x = made.x;
-        predicted.hidden.push(match &module.final_norm {
-            Some(norm) => norm.forward(x, EMBED, config.norm),
-            None => normalized(x),
-        });
+        let head = module.streams.as_ref().and_then(|streams| streams.hc_head.as_ref());
+        let hidden = config.residual.end(head, x, config.norm);
+        let hidden = match &module.final_norm {
+            Some(norm) => norm.forward(hidden, EMBED, config.norm),
+            None => normalized(hidden),
+        };
+        if reads_normalized {
+            x = hidden;
+        }
+        predicted.hidden.push(hidden);
     }
     predicted
+}
+
+impl<'t> PredictionModule<Tensor<'t>> {
+    /// The input of the module's layer, from the normalized embedding and the normalized residual stream.
+    ///
+    /// # Shapes
+    /// `[batch, position, embed], [batch, position, embed] -> [batch, position, embed]`, or
+    /// `[batch, position, embed], [batch, position, residual_stream, embed] -> [batch, position, residual_stream, embed]`
+    fn projected(&self, embedding: Tensor<'t>, hidden: Tensor<'t>) -> Tensor<'t> {
+        if let Some(projection) = &self.projection {
+            let both = embedding.concatenate(&[hidden], EMBED).rename(EMBED, BOTH);
+            return projection.forward(both, &[BOTH]);
+        }
+        let streams = self.streams.as_ref().expect("a module has a projection, or projections to streams");
+        let project =
+            |linear: &Linear<Tensor<'t>>, x: Tensor<'t>| linear.forward(x.rename(EMBED, INPUT), &[INPUT]);
+        let of_streams = project(&streams.h_proj, hidden);
+        of_streams + project(&streams.e_proj, embedding.constrain(&RESIDUAL))
+    }
 }

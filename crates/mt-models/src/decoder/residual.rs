@@ -100,6 +100,14 @@ impl ResidualConnection {
         x.broadcast(&[batch, position, axis(STREAMS, config.streams), embed]).constrain(&STREAMS_OF_TOKENS)
     }
 
+    /// Places the residual stream.
+    pub(super) fn constrain<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        match self {
+            Self::Added => x.constrain(&RESIDUAL),
+            Self::Hyper(_) => x.constrain(&STREAMS_OF_TOKENS),
+        }
+    }
+
     /// The hidden state of the residual stream behind the last layer.
     ///
     /// # Shapes

@@ -11,8 +11,10 @@ use mt_trace::{Key, Memory, Region, SavePolicy, ScanOptions, Tensor};
 
 use super::{
     DecoderConfig, LayerConfig, SegmentConfig, SegmentForm,
+    adapters::with_adapters,
     layer::{DecoderLayer, LayerInputs, LayerOutputs, layer_specs},
-    part::{PartInputs, PartState, SpecBuilder, StateDims},
+    part::{PartInputs, PartState, StateDims},
+    pieces::Pieces,
 };
 use crate::{LayerOutput, OfLayers, OutputLabel, StateSpec};
 
@@ -64,6 +66,8 @@ pub(super) struct StackInputs<'t> {
     pub wanted: Vec<LayerOutput>,
     /// The memory that holds the layers' parameters.
     pub layers_in: Memory,
+    /// The pieces of the batch, if layers process it piece by piece.
+    pub pieces: Option<Pieces<'t>>,
 }
 
 /// The state of all layers before a call.
@@ -99,11 +103,12 @@ pub(super) struct Sliced<L> {
 }
 
 /// The parameters of all layers.
-pub(super) fn stack_specs(builder: &SpecBuilder, config: &DecoderConfig) -> Layers<ParamSpec> {
+pub(super) fn stack_specs(config: &DecoderConfig) -> Layers<ParamSpec> {
     let segments = config.segments().into_iter().map(|segment| {
         let length = segment.kinds.len();
         let layers = segment.kinds.iter().zip(segment.first..).map(|(kind, index)| {
-            layer_specs(builder, config, kind).map_leaves(|role, spec| match segment.form {
+            let specs = specs_of_layer(config, kind, index);
+            specs.map_leaves(|role, spec| match segment.form {
                 SegmentForm::Scanned { repeats } => spec.stacked(role, axis(LAYERS, repeats), index, length),
                 SegmentForm::Single => spec.of_layer(role, index),
             })
@@ -111,6 +116,12 @@ pub(super) fn stack_specs(builder: &SpecBuilder, config: &DecoderConfig) -> Laye
         Segment { layers: layers.collect(), name: segment.name }
     });
     Layers { segments: segments.collect() }
+}
+
+/// The parameters of the layer `index`, with its adapters.
+fn specs_of_layer(config: &DecoderConfig, kind: &LayerConfig, index: usize) -> DecoderLayer<ParamSpec> {
+    let adapts = |weight: &Path| config.adapts(&weight.to_string(), Some(index));
+    with_adapters(config, adapts, |builder| layer_specs(builder, config, kind))
 }
 
 /// The generation state of all layers. Arrays of scanned layers are stacked along a leading axis.
@@ -171,11 +182,11 @@ impl<'t> Stack<'_, 't> {
         let x = outputs.x;
         let region = x.region();
         let kinds = &segment.kinds;
-        let builder = config.builder();
         let slice_specs: Vec<Vec<ParamSpec>> = kinds
             .iter()
-            .map(|kind| {
-                let specs = layer_specs(&builder, config, kind).leaves();
+            .zip(segment.first..)
+            .map(|(kind, index)| {
+                let specs = specs_of_layer(config, kind, index).leaves();
                 specs.into_iter().map(|(_, spec)| spec).collect()
             })
             .collect();
@@ -334,8 +345,23 @@ impl<'t> Sliced<Tensor<'t>> {
     }
 }
 
-/// Applies one layer, in scanned and in unrolled segments.
+/// Applies one layer to the batch, in scanned and in unrolled segments.
 fn wire<'b, 't: 'b>(
+    x: Tensor<'b>,
+    config: &DecoderConfig,
+    kind: &LayerConfig,
+    inputs: &StackInputs<'t>,
+    layer: &DecoderLayer<Tensor<'b>>,
+    given: &Given<'_, 'b>,
+) -> LayerOutputs<'b> {
+    match &inputs.pieces {
+        None => apply(x, config, kind, inputs, layer, given),
+        Some(pieces) => pieces.apply(x, |x, inputs| apply(x, config, kind, inputs, layer, given)),
+    }
+}
+
+/// Applies one layer to a batch or to a piece of one.
+fn apply<'b, 't: 'b>(
     x: Tensor<'b>,
     config: &DecoderConfig,
     kind: &LayerConfig,
@@ -365,6 +391,23 @@ fn wire<'b, 't: 'b>(
 }
 
 impl<'t> StackInputs<'t> {
+    /// The inputs with all tensors of tokens mapped, without a state.
+    pub(super) fn mapped(&self, map: &dyn Fn(Tensor<'t>) -> Tensor<'t>) -> Self {
+        Self {
+            tokens: map(self.tokens),
+            numbers: self.numbers.map(map),
+            positions: map(self.positions),
+            angles: self.angles.iter().map(|(options, angles)| (*options, angles.mapped(map))).collect(),
+            segments: self.segments.mapped(map),
+            dropout: self.dropout,
+            state: None,
+            per_layer: self.per_layer.map(map),
+            wanted: self.wanted.clone(),
+            layers_in: self.layers_in,
+            pieces: None,
+        }
+    }
+
     /// Moves a layer's parameters to the device just before their use, so that the device holds those of one layer at a
     /// time.
     fn on_device<'b>(&self, layer: &DecoderLayer<Tensor<'b>>) -> DecoderLayer<Tensor<'b>> {

@@ -30,7 +30,8 @@ pub struct AttentionFlops {
 
 impl FlopCount {
     /// The FLOPs of one training step over `rows` sequences of `length` tokens: 6 for each weight and token, and for each
-    /// further multiplication of a token, and for attention 6 for each pair of positions that the mask allows and each dimension of keys and values.
+    /// further multiplication of a token, and for attention 6 for each pair of positions that the mask allows and each
+    /// dimension of keys and values.
     pub fn training_step(&self, rows: usize, length: usize) -> f64 {
         let tokens = (rows * length) as f64;
         let attention: f64 = self

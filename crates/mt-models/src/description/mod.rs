@@ -2,6 +2,10 @@
 
 mod flops;
 
+use std::sync::Arc;
+
+use mt_data::CompressedVocabulary;
+
 use crate::{
     ForwardPass, RoutingBias, ScoreWeights,
     decoder::{Activation, RegionActivations},
@@ -21,11 +25,21 @@ pub trait Description: ForwardPass {
     /// pass recomputes.
     fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations>;
 
+    /// As [`Self::activations`], where devices split sequences.
+    fn activations_of_split_sequences(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
+        self.activations(rows, length)
+    }
+
     /// The result of [`ForwardPass::apply_head`] for `rows` sequences of `length` tokens.
     fn scores(&self, rows: usize, length: usize) -> Activation;
 
     /// The FLOPs of training.
     fn flops(&self) -> FlopCount;
+
+    /// The numbers of tokens by which memories of n-grams know them, if the model has such memories.
+    fn token_numbers(&self) -> Option<Arc<CompressedVocabulary>> {
+        None
+    }
 
     /// Whether a token's logits depend on no later tokens, so that the model can generate text.
     fn is_causal(&self) -> bool {

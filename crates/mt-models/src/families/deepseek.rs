@@ -57,7 +57,7 @@ pub(super) static DEEPSEEK: Family = Family {
         tensors: &[names::MODEL, names::MLP, names::NORMS_BEFORE, OWN],
         ignores: |config, name| {
             // Modules that predict further tokens follow the last layer. Models may leave them out.
-            let used = config.layers.len() + config.num_predictions;
+            let used = config.layers.len() + config.predictions.len();
             layer_of(name).is_some_and(|layer| layer >= used) || names::ignores(config, name)
         },
     }),
@@ -75,6 +75,9 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         layer.mixer = Some(attention(group).into());
     }
     describe::dense_then_experts(group, &mut config, &experts);
+    // Modules that predict further tokens repeat the last layer, without a memory of n-grams.
+    config.predictions =
+        config.layers.last().into_iter().cycle().take(group.mtp_num_layers).cloned().collect();
     engram::add_memories(group, &mut config)?;
     config.residual = describe::residual(group, StreamEnd::Sum);
     Ok(config)

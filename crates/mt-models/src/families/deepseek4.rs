@@ -63,6 +63,14 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         layer.feed_forward = Some(own.into());
     }
     config.runs = runs(&config.layers, group.experts.first_num_hash_layers);
+    // Modules that predict further tokens see a window, as in the published models, and choose experts by scores.
+    let last = config.layers.last().cloned();
+    let module = last.map(|layer| LayerConfig {
+        mixer: Some(attention(group, 0).into()),
+        feed_forward: Some(experts.into()),
+        ..layer
+    });
+    config.predictions = module.into_iter().cycle().take(group.mtp_num_layers).collect();
     config.residual = describe::residual(group, StreamEnd::Weighted);
     Ok(config)
 }
@@ -586,14 +594,15 @@ const MODULES: &[(&str, &str)] = &[
 ];
 
 /// The names of a tensor in the layout of DeepSeek's own files, and by the modules of transformers. The scales of
-/// quantized files have no names here.
+/// quantized files have no names here, because they appear as part of the weights.
 fn other_names(name: &str) -> Vec<String> {
     let Some(inside) = name.strip_prefix("model.") else {
         return vec![name.replace("head.weight", "lm_head.weight")];
     };
     let released = match inside {
         "embed_tokens.weight" => "embed.weight".to_owned(),
-        _ => inside.replace("hc_head.hc_", "hc_head_"),
+        // transformers writes the norm of keys under another name.
+        _ => inside.replace("hc_head.hc_", "hc_head_").replace(".attn.norm.", ".attn.kv_norm."),
     };
     let of_layer = inside.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
     let by_module = of_layer.and_then(|(layer, rest)| {

@@ -42,7 +42,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let embed = axis(axes::EMBED, group.emb_dim());
     let tied = group.logits_via_embedding;
     let mut config = DecoderConfig {
-        num_predictions: group.mtp_num_layers,
+        predictions: Vec::new(),
         own_prediction_norms: group.mtp_own_norm,
         residual: ResidualConnection::Added,
         embed,
@@ -84,8 +84,10 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
             MatmulPrecision::Highest | MatmulPrecision::Float32 => Precision::Highest,
         },
         weight_format: &DENSE,
+        adapters: None,
         scan_layers: group.scan_layers,
         param_scan_axis: group.param_scan_axis,
+        batch_pieces: group.experts.batch_pieces(),
         remat: remat(&group.remat),
     };
     pattern(group, &mut config, &[]);
@@ -244,7 +246,8 @@ pub(super) fn norm(group: &ModelGroup, offset: f64) -> NormOptions {
 /// Makes all norms multiply by `offset + w`.
 pub(super) fn set_norm_offset(config: &mut DecoderConfig, offset: f64) {
     config.norm.offset = offset;
-    for attention in config.layers.iter_mut().filter_map(LayerConfig::attention_mut) {
+    let layers = config.layers.iter_mut().chain(&mut config.predictions);
+    for attention in layers.filter_map(LayerConfig::attention_mut) {
         attention.options.norm.offset = offset;
     }
 }
@@ -305,7 +308,8 @@ pub(super) fn set_query_key_scales(group: &ModelGroup, config: &mut DecoderConfi
     if group.layers.qk_norm_with_scale {
         return;
     }
-    for attention in config.layers.iter_mut().filter_map(LayerConfig::attention_mut) {
+    let layers = config.layers.iter_mut().chain(&mut config.predictions);
+    for attention in layers.filter_map(LayerConfig::attention_mut) {
         attention.options.normalize_projected = match attention.query_key_norm {
             QueryKeyNorm::None => None,
             QueryKeyNorm::PerHead => Some(NormalizedHeads::Each),

@@ -1,7 +1,9 @@
 //! Memories of n-grams, from the configuration: the vocabulary, the multipliers and the sizes of tables.
 
-use mt_config::ModelGroup;
-use mt_data::{CompressedVocabulary, Tokenizer};
+use std::path::Path;
+
+use mt_config::{ModelGroup, TokenizerType};
+use mt_data::{CompressedVocabulary, DataError, Tokenizer};
 use mt_nn::engram::{EngramOptions, NgramHash};
 
 use crate::{
@@ -22,30 +24,22 @@ pub(super) fn add_memories(group: &ModelGroup, config: &mut DecoderConfig) -> Re
     if keys.engram_layers.is_empty() {
         return Ok(());
     }
-    let tokenizer = Tokenizer::open(Some(keys.tokenizer_type.name()), keys.tokenizer_path.as_deref())
-        .and_then(|tokenizer| tokenizer.check_vocab_size(group.vocab_size).map(|()| tokenizer));
-    let compressed =
-        tokenizer.and_then(|tokenizer| Ok((tokenizer.compressed()?, tokenizer.pad_id() as usize)));
-    let (vocabulary, pad) =
-        compressed.map_err(|error| ModelError::NoVocabulary { reason: error.to_string() })?;
-    let CompressedVocabulary { mut numbers, size } = vocabulary;
-    let padding = numbers[pad.min(numbers.len() - 1)];
-    // A model may have more tokens than its tokenizer; they are never read.
-    let last = numbers[numbers.len() - 1];
-    numbers.resize(group.vocab_size, last);
+    let vocabulary =
+        vocabulary(group).map_err(|error| ModelError::NoVocabulary { reason: error.to_string() })?;
     let mut taken = Vec::new();
     for &layer in &keys.engram_layers {
         let hash = NgramHash {
-            multipliers: multipliers(keys.engram_seed, layer, size, keys.engram_max_ngram_size),
+            multipliers: multipliers(keys.engram_seed, layer, vocabulary.size, keys.engram_max_ngram_size),
             sizes: keys
                 .engram_vocab_bases
                 .iter()
                 .map(|base| next_primes(*base, keys.engram_num_heads, &mut taken))
                 .collect(),
-            padding,
+            padding: vocabulary.padding,
         };
         config.layers[layer].engram = Some(EngramConfig {
             embed: group.emb_dim(),
+            streams: group.hyper_connections.mhc_expansion_rate,
             options: EngramOptions {
                 hash,
                 entry_dim: keys.engram_head_dim,
@@ -54,9 +48,29 @@ pub(super) fn add_memories(group: &ModelGroup, config: &mut DecoderConfig) -> Re
             },
         });
     }
-    config.token_numbers = Some(TokenNumbers(numbers.into()));
+    config.token_numbers = Some(TokenNumbers::new(vocabulary, group.vocab_size));
     config.separate_memories();
     Ok(())
+}
+
+/// The numbers of tokens that the run keeps, or those of the tokenizer that keys name. If there are both, they must be of
+/// the same tokenizer.
+fn vocabulary(group: &ModelGroup) -> Result<CompressedVocabulary, DataError> {
+    let keys = &group.engram;
+    let path = keys.tokenizer_path.as_deref();
+    let open = || Tokenizer::open(Some(keys.tokenizer_type.name()), path);
+    let Some(kept) = &keys.kept_numbers else {
+        let tokenizer = open()?;
+        tokenizer.check_vocab_size(group.vocab_size)?;
+        return tokenizer.compressed();
+    };
+    let vocabulary = CompressedVocabulary::read(&kept.path)?;
+    // Like other runs, this one continues without the tokenizer's original file.
+    let exists = path.map_or(keys.tokenizer_type == TokenizerType::Byte, Path::exists);
+    if kept.is_tokenizer_named && exists {
+        vocabulary.check(&open()?)?;
+    }
+    Ok(vocabulary)
 }
 
 /// One odd factor for each token of the longest n-gram. The product of a factor with a number below `vocabulary` fits

@@ -2,6 +2,7 @@
 //!
 //! A family is a file with a [`Family`] and a line in [`FAMILIES`].
 
+mod adapters;
 mod deepseek;
 mod deepseek4;
 mod describe;
@@ -15,6 +16,7 @@ mod gpt;
 mod gpt_oss;
 mod llama;
 mod llama4;
+mod mamba;
 mod mixtral;
 mod names;
 mod olmo;
@@ -25,7 +27,7 @@ mod qwen_hybrid;
 mod simple;
 
 use mt_config::{AttentionType, DecoderBlock, ModelGroup};
-use mt_nn::{ParamSpec, RotaryScaling, attention::MaskSpec};
+use mt_nn::{AdapterArray, ParamSpec, RotaryScaling, attention::MaskSpec};
 use mt_shape::Path;
 
 pub use names::{Along, Fused, FusedOrder, Layout, Placeholder, Portion, TensorName};
@@ -116,6 +118,8 @@ pub static FAMILIES: &[&Family] = &[
     &qwen3_custom::QWEN3_CUSTOM_MOE,
     &qwen_hybrid::QWEN3_NEXT,
     &qwen3_5::QWEN3_5,
+    &mamba::MAMBA2,
+    &mamba::BAMBA,
     &mixtral::MIXTRAL,
     &deepseek::DEEPSEEK,
     &deepseek4::DEEPSEEK4,
@@ -154,7 +158,13 @@ pub fn build_decoder(group: &ModelGroup) -> Result<Decoder, ModelError> {
             return Err(ModelError::LayerWithoutBlocks { layer });
         }
     }
-    Ok(Decoder::new(config, family))
+    let dense = Decoder::new(config, family);
+    Ok(match adapters::adapters(&dense, &group.lora)? {
+        Some(adapters) => {
+            Decoder::new(DecoderConfig { adapters: Some(adapters), ..dense.config().clone() }, family)
+        }
+        None => dense,
+    })
 }
 
 impl Family {
@@ -167,12 +177,59 @@ impl Family {
         let segments = config.segments();
         specs
             .iter()
-            .map(|(path, spec)| spec.stored_form(path))
-            .map(|(path, spec)| self.stored(config, &Parameter::of(&segments, &path, &spec), &spec))
+            .map(|(path, spec)| {
+                let (path, spec) = spec.stored_form(path);
+                let parameter = Parameter::of(&segments, &path, &spec);
+                match spec.adapter {
+                    Some(array) => self.stored_adapter(config, parameter, &spec, array),
+                    None => self.stored(config, &parameter, &spec),
+                }
+            })
             .collect()
     }
 
+    /// How an array of an adapter is stored: beside its weight, whose scale and order of outputs it shares.
+    fn stored_adapter(
+        &self,
+        config: &DecoderConfig,
+        parameter: Parameter,
+        spec: &ParamSpec,
+        array: AdapterArray,
+    ) -> StoredParameter {
+        let role = parameter.role.rsplit_once('.').map_or("", |(role, _)| role).to_owned();
+        let (mut stored, _) = self.stored_alone(config, &Parameter { role, ..parameter }, spec);
+        if let Some(last) = stored.key.last_mut() {
+            *last = format!("{last}_{}", array.name());
+        }
+        match array {
+            AdapterArray::A => StoredParameter { scale: 1.0, interleaved: false, ..stored },
+            AdapterArray::B | AdapterArray::Magnitude => stored,
+        }
+    }
+
     fn stored(&self, config: &DecoderConfig, parameter: &Parameter, spec: &ParamSpec) -> StoredParameter {
+        let role = parameter.role.as_str();
+        let layer = parameter.layers().first().map(|index| &config.layers[*index]);
+        let (mut stored, earlier) = self.stored_alone(config, parameter, spec);
+        if layer.and_then(LayerConfig::attention).is_some_and(|attention| attention.stored_fused) {
+            self.fuse(config, role, &mut stored);
+        }
+        if let Some(count) = layer.and_then(|layer| fused_projections(layer, role)) {
+            fuse_inputs(config, role, count, &mut stored);
+        }
+        if stored != earlier {
+            stored.earlier = Some(Box::new(earlier));
+        }
+        stored
+    }
+
+    /// As [`Self::stored`], as an array of its own; and its form in earlier versions of this program.
+    fn stored_alone(
+        &self,
+        config: &DecoderConfig,
+        parameter: &Parameter,
+        spec: &ParamSpec,
+    ) -> (StoredParameter, StoredParameter) {
         let role = parameter.role.as_str();
         let is_stacked = matches!(parameter.place, Place::Cycle { .. });
         let layer = parameter.layers().first().map(|index| &config.layers[*index]);
@@ -216,16 +273,7 @@ impl Family {
             // Without a gate the single projection has no number.
             rename(&mut stored.key, "wi_0", "wi");
         }
-        if attention.is_some_and(|attention| attention.stored_fused) {
-            self.fuse(config, role, &mut stored);
-        }
-        if let Some(count) = layer.and_then(|layer| fused_projections(layer, role)) {
-            fuse_inputs(config, role, count, &mut stored);
-        }
-        if stored != earlier {
-            stored.earlier = Some(Box::new(earlier));
-        }
-        stored
+        (stored, earlier)
     }
 
     /// Makes queries, keys and values slices of one array, `qkv_proj`: `[embed, 3, heads, head_dim]`, or

@@ -96,7 +96,9 @@ impl HuggingFaceConfig {
         }
         let unreadable = |reason: String| ModelError::Unreadable { path: path.clone(), reason };
         let text = std::fs::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;
-        match serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))? {
+        match serde_json::from_str(&with_special_numbers(&text))
+            .map_err(|error| unreadable(error.to_string()))?
+        {
             // Multimodal models nest the values of the text model.
             Value::Object(mut values) => match values.get_mut(TEXT).map(Value::take) {
                 Some(Value::Object(inside)) => Ok(Self { path, ..Self::nested_in(inside, values) }),
@@ -292,6 +294,27 @@ impl HuggingFaceConfig {
         unread.extend(outside.map(|(key, _)| key.clone()));
         unread
     }
+}
+
+/// The text with Python's notation of numbers that JSON lacks replaced by that of newer releases of transformers: `Infinity`
+/// becomes `{"__float__": "Infinity"}`.
+fn with_special_numbers(text: &str) -> String {
+    const NUMBERS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    let (mut result, mut rest, mut is_in_text) = (String::with_capacity(text.len()), text, false);
+    while let Some(first) = rest.chars().next() {
+        if let Some(number) = NUMBERS.iter().find(|number| !is_in_text && rest.starts_with(**number)) {
+            result.push_str(&format!("{{\"__float__\": \"{number}\"}}"));
+            rest = &rest[number.len()..];
+            continue;
+        }
+        // A backslash escapes the next character.
+        let escaped = if first == '\\' { rest[1..].chars().next().map_or(0, char::len_utf8) } else { 0 };
+        is_in_text ^= first == '"';
+        let length = first.len_utf8() + escaped;
+        result.push_str(&rest[..length]);
+        rest = &rest[length..];
+    }
+    result
 }
 
 impl Settings {

@@ -174,8 +174,8 @@ fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<(&'static str,
             one.residual != other.residual,
         ),
         ("the modules that predict further tokens", &["mtp_num_layers", "mtp_own_norm"], {
-            let of = |config: &DecoderConfig| (config.num_predictions, config.own_prediction_norms);
-            one.num_predictions + other.num_predictions > 0 && of(one) != of(other)
+            let of = |config: &DecoderConfig| (config.predictions.len(), config.own_prediction_norms);
+            one.predictions.len() + other.predictions.len() > 0 && of(one) != of(other)
         }),
         ("the number of layers", &["base_num_decoder_layers"], one.layers.len() != other.layers.len()),
         (

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use mt_nn::{LayerPlace, ParamSpec};
+use mt_nn::{AdapterArray, LayerPlace, ParamSpec};
 use mt_shape::{DType, HostArray};
 
 use super::transpose::{SIDE, transpose_bytes};
@@ -135,7 +135,7 @@ pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
     let segments = model.config().segments();
     let num_layers = model.config().layers.len();
     for (index, (path, spec)) in model.parameters().iter().enumerate() {
-        if !spec.is_first_array() {
+        if !spec.is_first_array() || spec.adapter.is_some() {
             continue;
         }
         let (path, spec) = &spec.stored_form(path);
@@ -161,7 +161,7 @@ pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
             copy.role == parameter.role && copy.copied_in.is_some_and(|is_in| is_in(model.config()))
         };
         for copy in all_names.iter().filter(is_copied) {
-            for module in num_layers..num_layers + model.config().num_predictions {
+            for module in num_layers..num_layers + model.config().predictions.len() {
                 for (tensor, named) in named_blocks(copy, index, spec, (&[module], num_layers), None) {
                     copies.push(FileTensor {
                         copy_of: Some(name.name.to_owned()),
@@ -173,6 +173,64 @@ pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
     }
     let tensors = tensors.into_iter().map(|(name, parts)| tensor_of(name, parts));
     let mut tensors: Vec<FileTensor> = tensors.chain(copies).collect();
+    tensors.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(tensors)
+}
+
+/// The prefix of modules in PEFT's files.
+pub(super) const PEFT_PREFIX: &str = "base_model.model.";
+
+/// The tensors of a model's adapters in PEFT's files, sorted by name: `lora_A.weight` with the dimensions
+/// `[rank, inputs]`, `lora_B.weight` with `[outputs, rank]`, and DoRA's `lora_magnitude_vector` with `[outputs]`.
+///
+/// # Errors
+/// The family has no published models, or a weight with an adapter shares its tensor with others.
+pub fn adapter_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
+    let of_weights = file_tensors(model)?;
+    let parameters = model.parameters();
+    let mut tensors = Vec::new();
+    for (index, (path, spec)) in parameters.iter().enumerate() {
+        let Some(array) = spec.adapter else { continue };
+        let weight = path.parent();
+        let base = parameters.iter().position(|(other, other_spec)| {
+            *other == weight || other_spec.encoded.is_some() && other.parent() == weight
+        });
+        let base = base.expect("an adapter's weight is at the parent of its path");
+        let of_base = of_weights.iter().filter(|tensor| tensor.copy_of.is_none());
+        let of_base: Vec<&FileTensor> =
+            of_base.filter(|tensor| tensor.parts.iter().any(|part| part.parameter == base)).collect();
+        let dims = spec.dims();
+        let block = &dims[usize::from(matches!(spec.place, LayerPlace::Stacked { .. }))..];
+        for tensor in of_base {
+            let [TensorPart { blocks, portion: None, layout, .. }] = tensor.parts.as_slice() else {
+                let role = parameters[base].1.role.clone();
+                return Err(ModelError::NoAdapterName { role, tensor: tensor.name.clone() });
+            };
+            let is_matrix = tensor.blocks == 1 && !matches!(layout, Layout::Depthwise);
+            let Some(module) = tensor.name.strip_suffix(".weight").filter(|_| is_matrix) else {
+                let role = parameters[base].1.role.clone();
+                return Err(ModelError::NoAdapterName { role, tensor: tensor.name.clone() });
+            };
+            let (name, layout) = match array {
+                AdapterArray::A => ("lora_A.weight", Layout::Transposed(spec.num_input_axes)),
+                AdapterArray::B => ("lora_B.weight", Layout::Transposed(1)),
+                AdapterArray::Magnitude => ("lora_magnitude_vector", Layout::Same(0)),
+            };
+            let matrix = Matrix::of(block, layout);
+            let named = Named {
+                parameter: index,
+                leading: dims.len() - block.len(),
+                blocks: blocks.clone(),
+                stacked: Vec::new(),
+                merges_rows: false,
+                matrix,
+                layout,
+                fused: None,
+                portion: None,
+            };
+            tensors.push(tensor_of(format!("{PEFT_PREFIX}{module}.{name}"), vec![named]));
+        }
+    }
     tensors.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(tensors)
 }

@@ -7,13 +7,13 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use mt_checkpoint::{TensorSpec, WeightsOptions, WeightsWriter, WrittenWeights};
+use mt_checkpoint::{CheckpointError, TensorSpec, WeightsOptions, WeightsWriter, WrittenWeights};
 use mt_ir::TensorType;
 use mt_nn::{EncodedArray, ParamSpec};
 use mt_runtime::{Array, Runtime, prefer_large_pages};
 use mt_shape::{DType, HostArray, Placement};
 
-use super::{FileTensor, TensorPart, part_blocks, source::TensorSource, tensor_bytes, transpose::SIDE};
+use super::{FileTensor, TensorPart, part_blocks, peft, source::TensorSource, tensor_bytes, transpose::SIDE};
 use crate::{
     Model, StateError,
     storage::{
@@ -30,6 +30,8 @@ pub struct Weights {
     tensors: Vec<FileTensor>,
     /// The names in the files, which may have other prefixes than the usual ones, by usual name.
     names: HashMap<String, String>,
+    /// Whether the files hold adapters, and no other parameters.
+    holds_adapters: bool,
 }
 
 impl Weights {
@@ -95,7 +97,37 @@ impl Weights {
         };
         let originals = tensors.into_iter().filter(|tensor| tensor.copy_of.is_none());
         let tensors = originals.map(in_order).collect();
-        Ok(Self { source, tensors, names })
+        Ok(Self { source, tensors, names, holds_adapters: false })
+    }
+
+    /// Opens the adapters in a PEFT directory, and compares them with the model's.
+    ///
+    /// # Errors
+    /// Files cannot be read, the options of the adapters differ, or tensors are missing, unused, or of another shape.
+    pub fn open_adapters(model: &dyn Model, path: &Path) -> Result<Self, StateError> {
+        peft::check_config(model, path)?;
+        let source = TensorSource::open(&path.join(peft::WEIGHTS))?;
+        let tensors = model.adapter_tensors()?;
+        let (mut missing, mut others) = (Vec::new(), Vec::new());
+        for FileTensor { name, dims, .. } in &tensors {
+            match source.dims(name) {
+                None => missing.push(name.clone()),
+                Some(found) if found != *dims => others.push(format!("`{name}` is {found:?}, not {dims:?}")),
+                Some(_) => {}
+            }
+            if let Some(other) = source.other_type(name) {
+                others.push(format!("`{name}` is {other}, not a type of weights"));
+            }
+        }
+        let used: HashSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        let unused = source.names().into_iter().filter(|name| !used.contains(name)).map(str::to_owned);
+        let unused: Vec<String> = unused.collect();
+        if !(missing.is_empty() && unused.is_empty() && others.is_empty()) {
+            let path = path.to_owned();
+            return Err(StateError::OtherAdapterTensors { path, missing, unused, others });
+        }
+        let names = tensors.iter().map(|tensor| (tensor.name.clone(), tensor.name.clone())).collect();
+        Ok(Self { source, tensors, names, holds_adapters: true })
     }
 
     /// Reads all parameters onto the devices, each shard onto its device, in the type `dtype`, or in each parameter's
@@ -153,6 +185,9 @@ impl Weights {
             parts.sort_by_key(|(_, part)| part.blocks.start);
         }
         for (index, (_, spec)) in specs.iter().enumerate() {
+            if spec.adapter.is_some() != self.holds_adapters {
+                continue;
+            }
             if let Some(encoded) = &spec.encoded {
                 let dims = encoded.weight.dense.dims();
                 let parts = &of_parameters[index - encoded.index];
@@ -432,7 +467,49 @@ pub fn write_weights(
     directory: &Path,
     options: WeightsOptions,
 ) -> Result<WrittenWeights, StateError> {
-    let (tensors, specs) = (model.file_tensors()?, model.parameters());
+    write_tensors(&model.file_tensors()?, &model.parameters(), arrays, dtype, directory, options)
+}
+
+/// Writes the adapters of a model, in its order, as a PEFT directory, in `f32`. `base` is the path of the base.
+///
+/// # Errors
+/// PEFT's format cannot hold the adapters, a copy fails, or the files cannot be written.
+///
+/// # Panics
+/// The model has no adapters.
+pub fn write_adapters(
+    model: &dyn Model,
+    adapters: &[Array],
+    base: &str,
+    directory: &Path,
+) -> Result<WrittenWeights, StateError> {
+    let (mut tensors, specs) = (model.adapter_tensors()?, model.parameters());
+    for part in tensors.iter_mut().flat_map(|tensor| &mut tensor.parts) {
+        part.parameter = specs[..part.parameter].iter().filter(|(_, spec)| spec.adapter.is_some()).count();
+    }
+    let specs: Vec<_> = specs.into_iter().filter(|(_, spec)| spec.adapter.is_some()).collect();
+    let config = peft::config_text(model, base)?;
+    let options = WeightsOptions { shard_bytes: u64::MAX, ..WeightsOptions::default() };
+    let mut written = write_tensors(&tensors, &specs, adapters, DType::F32, directory, options)?;
+    let unwritable = |source| CheckpointError::Unwritable { path: directory.to_owned(), source };
+    for file in &mut written.files {
+        let target = directory.join(peft::WEIGHTS);
+        std::fs::rename(&*file, &target).map_err(unwritable)?;
+        *file = target;
+    }
+    std::fs::write(directory.join(peft::CONFIG), config).map_err(unwritable)?;
+    Ok(written)
+}
+
+/// Writes tensors of parameters, each when all its parts are on the host.
+fn write_tensors(
+    tensors: &[FileTensor],
+    specs: &[(mt_shape::Path, ParamSpec)],
+    arrays: &[Array],
+    dtype: DType,
+    directory: &Path,
+    options: WeightsOptions,
+) -> Result<WrittenWeights, StateError> {
     let type_of = |parameter: usize| if holds_integers(&specs[parameter].1) { DType::I64 } else { dtype };
     let announced = tensors.iter().map(|tensor| TensorSpec {
         name: tensor.name.clone(),
@@ -441,7 +518,7 @@ pub fn write_weights(
     });
     let mut writer = WeightsWriter::create(directory, announced.collect(), options)?;
     let mut of_parameters: Vec<Vec<(&FileTensor, usize)>> = arrays.iter().map(|_| Vec::new()).collect();
-    for tensor in &tensors {
+    for tensor in tensors {
         for (position, part) in tensor.parts.iter().enumerate() {
             of_parameters[part.parameter].push((tensor, position));
         }

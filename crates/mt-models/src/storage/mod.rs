@@ -1,5 +1,6 @@
 //! Parameters and training state in checkpoints and files: layouts, reading, and the form in which they are written.
 
+mod adapted;
 pub(crate) mod encoded;
 mod layout;
 pub(crate) mod ranges;
@@ -7,8 +8,9 @@ mod reader;
 mod saved;
 pub(crate) mod state;
 
-use crate::{Model, ModelError, hugging_face::FileTensor};
+use crate::{Model, ModelError, decoder::AdapterConfig, hugging_face::FileTensor};
 
+pub use adapted::{AdaptedParameters, AdapterBase};
 pub use layout::{Affine, StoredParameter, StoredSlice, moment_scale};
 pub use reader::{StateReader, check_parameters, load_parameters};
 pub use saved::{ArrayUse, LoadedParameters, SavedParameters};
@@ -23,7 +25,19 @@ pub trait Storage {
     /// The same model with the other value of `scan_layers`, if it supports that.
     fn otherwise_scanned(&self) -> Option<Box<dyn Model>>;
 
-    /// The tensors of Hugging Face's files that hold the parameters.
+    /// The adapters of the model's linear maps. Its other parameters are frozen and have a source of their own.
+    fn adapters(&self) -> Option<&AdapterConfig>;
+
+    /// The model without its adapters, whose parameters have the same order; `None` if it has none.
+    fn without_adapters(&self) -> Option<Box<dyn Model>>;
+
+    /// The tensors of PEFT's files that hold the adapters.
+    ///
+    /// # Errors
+    /// The family has no Hugging Face format, or PEFT's format cannot hold the adapters of a weight.
+    fn adapter_tensors(&self) -> Result<Vec<FileTensor>, ModelError>;
+
+    /// The tensors of Hugging Face's files that hold the parameters other than adapters.
     ///
     /// # Errors
     /// The model's family has no Hugging Face format.

@@ -8,7 +8,7 @@ use mt_nn::LayerPlace;
 use mt_runtime::{Array, Runtime, RuntimeError};
 use mt_shape::{DType, HostArray, Placement};
 
-use super::{encoded::Encoder, state::converted};
+use super::{adapted::adapter_arrays, encoded::Encoder, state::converted};
 use crate::{Affine, EXACT_ITEM, Model, StateArray, StateError};
 
 /// Reads the state of a checkpoint onto devices.
@@ -200,11 +200,30 @@ fn forms(model: &dyn Model) -> (Vec<StateArray>, Option<Vec<StateArray>>) {
     (StateArray::parameters(model), other)
 }
 
+/// Checks that a checkpoint has the adapters of a model, without reading them.
+///
+/// # Errors
+/// Names or shapes differ. The error lists all differences.
+pub(super) fn check_adapters(model: &dyn Model, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+    let other = model.otherwise_scanned().map(|other| adapter_arrays(&*other));
+    check_arrays(checkpoint, &adapter_arrays(model), other)
+}
+
 /// Checks that a checkpoint has the parameters of a model, without reading them.
 ///
 /// # Errors
 /// Names or shapes differ. The error lists all differences.
 pub fn check_parameters(model: &dyn Model, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+    let (arrays, other) = forms(model);
+    check_arrays(checkpoint, &arrays, other)
+}
+
+/// Checks that a checkpoint has these parameters, or `other` ones, and no others.
+fn check_arrays(
+    checkpoint: &Checkpoint,
+    arrays: &[StateArray],
+    other: Option<Vec<StateArray>>,
+) -> Result<(), CheckpointError> {
     let compared = |arrays: &[StateArray]| {
         let expected: Vec<_> = arrays.iter().map(StateArray::expected).collect();
         let mut comparison = checkpoint.compare(&expected);
@@ -212,10 +231,9 @@ pub fn check_parameters(model: &dyn Model, checkpoint: &Checkpoint) -> Result<()
         comparison.unexpected.retain(|name| name.starts_with("params."));
         comparison
     };
-    let (arrays, other) = forms(model);
-    let other_forms = other.iter().cloned().chain(earlier(&arrays)).chain(other.as_deref().and_then(earlier));
+    let other_forms = other.iter().cloned().chain(earlier(arrays)).chain(other.as_deref().and_then(earlier));
     let fits_otherwise = other_forms.into_iter().any(|form| compared(&form).fits());
-    if fits_otherwise { Ok(()) } else { compared(&arrays).check() }
+    if fits_otherwise { Ok(()) } else { compared(arrays).check() }
 }
 
 /// Checks that a checkpoint has the parameters of a model, and reads them onto the devices, each shard onto its device.

@@ -6,7 +6,7 @@ use mt_checkpoint::{Checkpoint, SkippedStep, checkpoints_directory, latest_valid
 use mt_runtime::{Array, Runtime};
 use mt_shape::Placement;
 
-use super::{check_parameters, load_parameters};
+use super::{AdaptedParameters, adapted::adapter_checkpoint, check_parameters, load_parameters};
 use crate::{
     Model, StateError,
     hugging_face::{Weights, is_hugging_face},
@@ -23,6 +23,8 @@ enum Form {
     Checkpoint(Checkpoint),
     /// The checkpoints directory of a run.
     Steps(PathBuf),
+    /// A base and adapters.
+    Adapted(Box<AdaptedParameters>),
 }
 
 /// The use of loaded arrays.
@@ -53,6 +55,25 @@ impl SavedParameters {
     /// # Errors
     /// Nothing is saved there, or names or shapes differ.
     pub fn open(model: &dyn Model, path: &Path) -> Result<Self, StateError> {
+        Self::open_with(model, path, None)
+    }
+
+    /// As [`Self::open`]. For a model with adapters, `path` is that of the base or of a run with adapters, and `adapters`
+    /// that of adapters.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; no adapters are saved, or they have another base.
+    pub fn open_with(model: &dyn Model, path: &Path, adapters: Option<&Path>) -> Result<Self, StateError> {
+        if model.adapters().is_some() {
+            let adapted = AdaptedParameters::open(model, path, adapters)?;
+            if !adapted.has_adapters() {
+                return Err(StateError::AdaptersNotNamed { path: path.to_owned() });
+            }
+            return Ok(Self { path: path.to_owned(), form: Form::Adapted(Box::new(adapted)) });
+        }
+        if let Ok(Some((_, base))) = adapter_checkpoint(path) {
+            return Err(StateError::OnlyAdapters { path: path.to_owned(), base: base.to_string() });
+        }
         let form = if is_hugging_face(path) {
             Form::Published(Weights::open(model, path)?)
         } else if let Some(directory) = checkpoints_directory(path)? {
@@ -92,6 +113,7 @@ impl SavedParameters {
                 let path = self.path.clone();
                 return Ok(LoadedParameters { arrays, step: None, path, skipped: Vec::new() });
             }
+            Form::Adapted(adapted) => return adapted.load(model, runtime, placement),
             Form::Steps(steps) => steps,
         };
         let latest = latest_valid(steps, |checkpoint| match of_checkpoint(checkpoint) {

@@ -30,6 +30,55 @@ pub enum StateError {
     )]
     OtherTensors { path: PathBuf, missing: Vec<String>, unused: Vec<String>, others: Vec<String> },
     #[error(
+        "the adapters in `{}` are not those of the model{}{}{}\nhint: adapters fit the model on which they were trained; `lora.lora_module_path` chooses the linear maps that have them",
+        path.display(),
+        listed("missing", missing),
+        listed("not used", unused),
+        listed("of another shape or type", others)
+    )]
+    OtherAdapterTensors { path: PathBuf, missing: Vec<String>, unused: Vec<String>, others: Vec<String> },
+    #[error(
+        "`{}` has adapters of {before}, but the base is now {now}\nhint: adapters fit only the weights on which they were trained; restore these, or train new adapters",
+        adapters.display()
+    )]
+    OtherBase { adapters: PathBuf, before: String, now: String },
+    #[error(
+        "`{}` holds adapters alone, and their base `{}` does not exist\nhint: name the base, as in `hf_model_path=/models/base lora.lora_restore_path={}`",
+        adapters.display(),
+        base.display(),
+        adapters.display()
+    )]
+    NoBase { adapters: PathBuf, base: PathBuf },
+    #[error(
+        "`{}` holds adapters alone, and their base was drawn from `init_weights_seed={seed}` and saved nowhere\nhint: train adapters of saved weights: `hf_model_path=/models/base`",
+        adapters.display()
+    )]
+    DrawnBase { adapters: PathBuf, seed: u64 },
+    #[error(
+        "`{}` holds no adapters\nhint: name a PEFT directory with `adapter_config.json`, or a run with `lora.enable_lora=true`",
+        path.display()
+    )]
+    NoAdapters { path: PathBuf },
+    #[error(
+        "`{}` holds a whole model, but `lora.enable_lora` is `true` and no adapters are named\nhint: name them with `lora.lora_restore_path=…`, or leave out `lora.enable_lora`",
+        path.display()
+    )]
+    AdaptersNotNamed { path: PathBuf },
+    #[error(
+        "`{}` holds adapters alone, whose base is {base}\nhint: load both with the run's own `lora.enable_lora=true`, or name the base to do without the adapters",
+        path.display()
+    )]
+    OnlyAdapters { path: PathBuf, base: String },
+    #[error(
+        "the adapters in `{}` have {}\nhint: set {}",
+        path.display(),
+        differences.join(", "),
+        remedies.join(" ")
+    )]
+    OtherAdapters { path: PathBuf, differences: Vec<String>, remedies: Vec<String> },
+    #[error("`{}` cannot be used: {problem}\nhint: {hint}", path.display())]
+    Peft { path: PathBuf, problem: String, hint: String },
+    #[error(
         "tensor `{name}` of `{}` {problem}\nhint: download the directory again; `quantization_config` in `config.json` determines the tensors of quantized weights, and `maxtext checkpoint inspect` lists them",
         file.display()
     )]
@@ -53,7 +102,18 @@ impl StateError {
         match self {
             Self::Checkpoint(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),
-            Self::Model(_) | Self::OtherTensors { .. } | Self::Quantized { .. } => true,
+            Self::Model(_)
+            | Self::OtherTensors { .. }
+            | Self::OtherAdapterTensors { .. }
+            | Self::OtherBase { .. }
+            | Self::NoBase { .. }
+            | Self::DrawnBase { .. }
+            | Self::NoAdapters { .. }
+            | Self::AdaptersNotNamed { .. }
+            | Self::OnlyAdapters { .. }
+            | Self::OtherAdapters { .. }
+            | Self::Peft { .. }
+            | Self::Quantized { .. } => true,
         }
     }
 }

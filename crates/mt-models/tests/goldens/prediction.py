@@ -3,7 +3,8 @@
 Published files (DeepSeek-V3, README_WEIGHTS.md) hold the modules behind the last layer: `enorm`, `hnorm`, `eh_proj`, a layer
 like the others, `shared_head.norm`, and copies of the embedding and of the output matrix. The module k combines the
 normalized embedding of the token k places ahead with the normalized output of the model, or of the module before it, and
-its output predicts the token after that one (technical report, section 2.2).
+its output predicts the token after that one (technical report, section 2.2). Outputs are normalized by `model.norm` and by
+`shared_head.norm`: DeepSeek's modeling code, SGLang and vLLM pass them on so.
 
 The model and the layers are transformers'. Needs torch, transformers and safetensors.
 """
@@ -55,8 +56,8 @@ def predictions_of(model, modules, tokens):
     for ahead, module in enumerate(modules, 1):
         # What follows the last token is not read by the positions that count.
         following = torch.cat([tokens[:, ahead:], tokens.new_zeros(len(tokens), ahead)], 1)
-        hidden = module(body.embed_tokens(following), hidden, angles, mask)
-        logits.append(model.lm_head(module.shared_head["norm"](hidden))[:, :-ahead])
+        hidden = module.shared_head["norm"](module(body.embed_tokens(following), hidden, angles, mask))
+        logits.append(model.lm_head(hidden)[:, :-ahead])
     return logits
 
 

@@ -1,13 +1,13 @@
 //! Models with compressed attention, and layers that choose experts by token.
 
 use mt_config::{Config, ModelGroup, Request};
-use mt_models::{Description, Model, build_decoder};
+use mt_models::{Description, FlopCount, Model, build_decoder};
 use mt_nn::SequenceOrder;
 
 use crate::{
     context, decode,
     directory::Directory,
-    equivalence,
+    equations, equivalence,
     harness::{Batch, logits, model, parameters},
 };
 
@@ -84,6 +84,7 @@ fn eight_devices_equal_one() {
             SequenceOrder::AsRead,
         ),
         (&["ici_context_parallelism=4", "ici_fsdp_parallelism=2"], SequenceOrder::Paired { parts: 4 }),
+        (&["ici_context_parallelism=4", "ici_expert_parallelism=2"], SequenceOrder::AsRead),
     ];
     // With several streams, which begin equal, sums of gradients of their mixing cancel beyond the precision of `f32`.
     let one_stream = [
@@ -95,6 +96,35 @@ fn eight_devices_equal_one() {
     for scan in ["scan_layers=true", "scan_layers=false"] {
         context::check_with(&[SMALL, &one_stream, &[scan]].concat(), meshes, &batch);
     }
+}
+
+/// Products of a query with all keys that it sees, counted one query after the other.
+#[test]
+fn operations_are_those_of_chosen_blocks() {
+    let (length, heads, width, index_heads, index_width) = (4096, 8, 32, 6, 16);
+    let model = tiny(&[
+        "base_num_query_heads=8",
+        "head_dim=32",
+        "base_num_decoder_layers=3",
+        "compress_ratios=[0,4,128]",
+        "sliding_window_size=128",
+        "indexer_n_heads=6",
+        "indexer_head_dim=16",
+        "indexer_topk=100",
+    ]);
+    let mut expected = 0.0;
+    for query in 1..=length {
+        let window = query.min(128);
+        let (sparse, heavy) = (query / 4, query / 128);
+        let seen = [window, window + sparse.min(100), window + heavy];
+        // In both passes, and the indexer's in the forward pass.
+        expected += seen.iter().map(|keys| (6 * keys * heads * 2 * width) as f64).sum::<f64>();
+        expected += (2 * sparse * index_heads * (index_width + 1)) as f64;
+    }
+    let flops = model.flops();
+    let without = FlopCount { attention: Vec::new(), ..flops.clone() };
+    let counted = flops.training_step(1, length) - without.training_step(1, length);
+    assert!((counted / expected - 1.0).abs() < 0.01, "{counted} instead of {expected}");
 }
 
 /// The first layers are not scanned. The others repeat after two.
@@ -166,6 +196,7 @@ fn tensors_are_found_by_all_their_names() {
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let released = |name: &str| {
         let inside = name.strip_prefix("model.").unwrap_or(name).replace("hc_head.hc_", "hc_head_");
+        let inside = inside.replace(".attn.norm.", ".attn.kv_norm.");
         if inside == "embed_tokens.weight" { "embed.weight".to_owned() } else { inside }
     };
     let by_module = |name: &str| {
@@ -211,4 +242,53 @@ fn tensors_are_found_by_all_their_names() {
         let other = Directory { name: "renamed".to_owned(), path: target.path().to_owned() };
         assert!(other.parameters(&model) == expected);
     }
+}
+
+/// A module that predicts a further token reads and ends the streams by itself, and sees a window.
+#[test]
+fn modules_have_streams() {
+    let model = tiny(&["mtp_num_layers=1"]);
+    let names: Vec<String> = model.parameters().iter().map(|(path, _)| path.to_string()).collect();
+    let of_module = |name: &str| names.contains(&format!("predictions.0.{name}"));
+    for name in ["e_proj.kernel", "h_proj.kernel", "hc_head.hc_fn", "layer.mhc_mlp.res_alpha"] {
+        assert!(of_module(name), "{name}: {names:?}");
+    }
+    assert!(!names.iter().any(|name| name.starts_with("predictions") && name.contains("compressor")));
+}
+
+/// DeepSeek-V4 with a window alone, and its module, as `goldens/stream_modules.py` computes them.
+#[test]
+fn modules_follow_the_equations() {
+    let keys = [
+        "decoder_block=deepseek4",
+        "attention_type=compressed",
+        "base_emb_dim=10",
+        "base_num_query_heads=4",
+        "base_num_kv_heads=1",
+        "head_dim=6",
+        "base_mlp_dim=9",
+        "base_moe_mlp_dim=9",
+        "base_num_decoder_layers=2",
+        "compress_ratios=[0,0]",
+        "vocab_size=61",
+        "num_experts=5",
+        "num_experts_per_tok=2",
+        "shared_experts=1",
+        "first_num_hash_layers=0",
+        "routed_bias=true",
+        "routed_scaling_factor=1.5",
+        "mlp_activations_limit=0.5",
+        "mhc_expansion_rate=3",
+        "sinkhorn_iterations=4",
+        "q_lora_rank=7",
+        "qk_rope_head_dim=4",
+        "o_groups=2",
+        "o_lora_rank=5",
+        "sliding_window_size=4",
+        "rope_max_timescale=10000",
+        "normalization_layer_epsilon=1e-5",
+        "mtp_num_layers=1",
+        "mtp_own_norm=true",
+    ];
+    equations::check("stream_modules", &keys, 1);
 }

@@ -32,9 +32,12 @@ fn gradient_program(
         let (loss, [], gradients) =
             inputs.region().value_and_grad(&numbers_of(&parameters), |_, differentiated| {
                 let parameters = with_numbers(&parameters, differentiated);
-                let (logits, _) =
-                    model.logits(&parameters, tokens, Forward { dropout, ..Forward::default() });
-                (cross_entropy(logits, targets, segmentation), [])
+                let forward = Forward { dropout, predictions: true, ..Forward::default() };
+                let hidden = model.hidden(&parameters, tokens, forward);
+                let loss = |hidden| cross_entropy(model.head(&parameters, hidden), targets, segmentation);
+                // The modules' targets do not matter.
+                let all = hidden.predictions.iter().map(|hidden| loss(*hidden));
+                (all.fold(loss(hidden.hidden), |sum, loss| sum + loss), [])
             });
         let gradients = with_zeros(&parameters, gradients);
         let gradients = gradients.iter().zip(&specs);

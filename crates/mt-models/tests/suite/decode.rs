@@ -217,6 +217,7 @@ families! {
     gpt_oss_two_of_four: BOTH,
     deepseek3_groups: BOTH,
     deepseek3_direct_queries: UNROLLED,
+    kimi_k2_eleven_experts: BOTH,
     deepseek32_groups: BOTH,
     deepseek32_one_layer: UNROLLED,
     deepseek2_greedy: UNROLLED,
@@ -233,4 +234,8 @@ families! {
     qwen3_next_linear_one_layer: UNROLLED,
     qwen3_5_dense_cycle_of_three: BOTH,
     qwen3_5_moe_cycle: UNROLLED,
+    mamba2_two_groups: BOTH,
+    mamba2_biases_tied_one_layer: UNROLLED,
+    bamba_every_second: BOTH,
+    bamba_first_layer_attends_tied: UNROLLED,
 }

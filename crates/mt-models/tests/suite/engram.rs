@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 
 use mt_models::{Model, decoder::SegmentForm};
+use mt_nn::SequenceOrder;
 use mt_shape::Placement;
 
 use crate::{
+    context,
     decode::check_pieces,
-    equivalence,
+    equations, equivalence,
     harness::{Batch, by_name, decoder, gradients, logits, model, norm, parameters, relative_error},
     placement::{assert_same_losses, trained},
 };
@@ -133,16 +135,82 @@ fn scanning_and_recomputing_change_nothing() {
     }
 }
 
+/// Several residual streams, which gate a memory separately.
+const STREAMS: &[&str] = &["mhc_expansion_rate=3", "sinkhorn_iterations=4"];
+
 #[test]
 fn packed_documents_equal_separate_ones() {
-    let model = model(&with(&["scan_layers=false"]));
-    equivalence::check_packed("memories", &*model, &[3, 11, 1, 9], [27, 272], 1e-4);
+    for streams in [&[][..], STREAMS] {
+        let model = model(&with(&[&["scan_layers=false"], streams].concat()));
+        equivalence::check_packed("memories", &*model, &[3, 11, 1, 9], [27, 272], 1e-4);
+    }
+}
+
+/// The keys of the models that `goldens/memories.py` computes.
+const REFERENCE: &[&str] = &[
+    "decoder_block=deepseek",
+    "attention_type=mla",
+    "tokenizer_type=byte",
+    "vocab_size=263",
+    "base_emb_dim=12",
+    "base_num_query_heads=2",
+    "base_num_kv_heads=2",
+    "q_lora_rank=7",
+    "kv_lora_rank=5",
+    "qk_nope_head_dim=6",
+    "qk_rope_head_dim=4",
+    "v_head_dim=3",
+    "rope_interleave=true",
+    "rope_max_timescale=10000",
+    "base_mlp_dim=20",
+    "base_num_decoder_layers=4",
+    "first_num_dense_layers=1",
+    "num_experts=5",
+    "num_experts_per_tok=2",
+    "base_moe_mlp_dim=9",
+    "shared_experts=1",
+    "routed_score_func=sigmoid",
+    "routed_bias=true",
+    "routed_scaling_factor=2.5",
+    "normalization_layer_epsilon=1e-5",
+];
+const REFERENCE_MEMORIES: &[&str] = &[
+    "engram_layers=[2,0]",
+    "engram_num_heads=2",
+    "engram_head_dim=3",
+    "engram_vocab_bases=[41,60]",
+    "engram_kernel_size=3",
+    "engram_seed=5",
+];
+
+#[test]
+fn logits_are_those_of_the_equations() {
+    let check = |name: &str, keys: &[&[&str]], num_modules| {
+        equations::check(&format!("memories_{name}"), &[REFERENCE, &keys.concat()].concat(), num_modules);
+    };
+    check("one_stream", &[REFERENCE_MEMORIES, &["mtp_num_layers=1"]], 1);
+    check("streams", &[REFERENCE_MEMORIES, STREAMS], 0);
+    check("lite", &[&["mhc_expansion_rate=3", "enable_mhc_lite=true"]], 0);
+}
+
+/// Gradients on 8 devices, which look rows up where they are.
+#[test]
+fn eight_devices_equal_one() {
+    const EXPERTS: &[&str] = &["ici_expert_parallelism=8", "ici_fsdp_parallelism=1"];
+    const EXPERTS_AND_WEIGHTS: &[&str] = &["ici_expert_parallelism=4", "ici_fsdp_parallelism=2"];
+    let meshes = [(EXPERTS, SequenceOrder::AsRead), (EXPERTS_AND_WEIGHTS, SequenceOrder::AsRead)];
+    let rows: [&[usize]; 8] = [&[9, 7], &[16], &[5, 7], &[16], &[16], &[1, 15], &[12], &[16]];
+    let batch = Batch::packed(&rows, 16, 272);
+    let common = ["num_experts=8", "engram_head_dim=8", "remat_policy=full", "engram_vocab_bases=[40,60]"];
+    context::check_with(&with(&[&common[..], &["mtp_num_layers=2"]].concat()), &meshes, &batch);
 }
 
 #[test]
 fn pieces_on_a_cache_equal_the_whole() {
-    for scan in ["scan_layers=true", "scan_layers=false"] {
-        let model = model(&with(&[scan]));
+    for (scan, streams) in
+        [("scan_layers=true", &[][..]), ("scan_layers=false", &[]), ("scan_layers=true", STREAMS)]
+    {
+        let model = model(&with(&[&[scan], streams].concat()));
         let parameters = parameters(&*model);
         let batch = Batch::whole(2, 17, 272);
         let whole = logits(&*model, &parameters, &batch);

@@ -5,6 +5,7 @@ use mt_shape::{DType, HostArray, Placement};
 use mt_trace::program;
 
 use crate::context::UNTRAINED;
+use crate::directory::Directory;
 use crate::harness::{
     Batch, by_name, decoder, gradient_program, gradients, largest_error, logits, model, norm, options,
     parameters, relative_error, run,
@@ -33,6 +34,39 @@ pub fn check_packed(
         assert!(error < tolerance, "{what}: document at {start} differs by {error:e}");
         start += size;
     }
+}
+
+/// Checks that a reference model, scanned, has its reference logits with each of these settings.
+#[track_caller]
+pub fn check_settings(name: &str, settings: &[&str]) {
+    let directory = Directory::open(name);
+    let expected = directory.golden().array("logits").to_f64();
+    for setting in settings {
+        let model = directory.model(&[setting, "scan_layers=true"]);
+        let own = logits(&model, &directory.parameters(&model), &directory.batch());
+        let error = largest_error(&own.to_f64(), &expected);
+        assert!(error < 1e-4, "{name} {setting}: {error:e}");
+    }
+}
+
+/// The FLOPs of the products of a step with one sequence of `length` tokens.
+fn products(model: &dyn Model, length: usize) -> f64 {
+    gradient_program(model, 1, length).counts.all_products()
+}
+
+/// Checks that the products of a step are proportional to the length.
+#[track_caller]
+pub fn check_products_are_linear(model: &dyn Model) {
+    let (short, long) = (products(model, 256), products(model, 2048));
+    assert!((long / short / 8.0 - 1.0).abs() < 1e-3, "{long} and {short}");
+}
+
+/// Checks that the products of a step are at least those of the model's formula, and less than one and a half times as
+/// many.
+#[track_caller]
+pub fn check_counted_products(model: &dyn Model) {
+    let (counted, formula) = (products(model, 2048), model.flops().training_step(1, 2048));
+    assert!((1.0..1.5).contains(&(counted / formula)), "{counted} instead of {formula}");
 }
 
 /// Compares ways to compute a model with the plainest one: scanned, without rematerialization, with dense attention.

@@ -122,6 +122,7 @@ families! {
     gpt_oss_two_of_four,
     deepseek3_groups,
     deepseek3_direct_queries,
+    kimi_k2_eleven_experts,
     deepseek32_groups,
     deepseek32_one_layer,
     deepseek2_greedy,
@@ -147,6 +148,10 @@ families! {
     qwen3_5_dense_irregular_tied,
     qwen3_5_moe_cycle,
     qwen3_5_moe_linear_one_layer,
+    mamba2_two_groups,
+    mamba2_biases_tied_one_layer,
+    bamba_every_second,
+    bamba_first_layer_attends_tied,
 }
 
 /// All tensors of a directory's weight files: name, type and shape, and bytes.
@@ -189,6 +194,7 @@ fn weights_come_back() {
         ("mixtral_two_of_five", DType::F32),
         ("gpt_oss_two_of_four", DType::F32),
         ("deepseek3_groups", DType::F32),
+        ("kimi_k2_eleven_experts", DType::F32),
         ("deepseek32_groups", DType::F32),
         ("deepseek2_greedy", DType::F32),
         ("deepseek4_two_cycles", DType::F32),
@@ -201,6 +207,10 @@ fn weights_come_back() {
         ("qwen3_next_dense_between_tied", DType::F32),
         ("qwen3_5_dense_irregular_tied", DType::F32),
         ("qwen3_5_moe_cycle", DType::F32),
+        ("mamba2_two_groups", DType::F32),
+        ("mamba2_biases_tied_one_layer", DType::F32),
+        ("bamba_every_second", DType::F32),
+        ("bamba_first_layer_attends_tied", DType::F32),
         ("olmo3_yarn", DType::F32),
         ("gpt2_two_layers", DType::F32),
     ] {

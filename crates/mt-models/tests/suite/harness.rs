@@ -104,12 +104,14 @@ pub fn parameters(model: &dyn Model) -> Vec<HostArray> {
             .into_iter()
             .flat_map(|layer| numbers(seed + 1000 * layer as u64, size))
             .map(|noise| match spec.initializer {
-                Initializer::Ones => 1.0 + 0.3 * noise,
+                Initializer::Ones | Initializer::NormOfWeight => 1.0 + 0.3 * noise,
+                Initializer::Uniform { bound } => bound * noise,
                 Initializer::Constant { value } => value * (1.0 + 0.3 * noise),
                 Initializer::Zeros
                 | Initializer::Loaded
                 | Initializer::Counted { .. }
-                | Initializer::LogOfUniform { .. } => 0.3 * noise,
+                | Initializer::LogOfUniform { .. }
+                | Initializer::InverseSoftplusOfLogUniform { .. } => 0.3 * noise,
                 Initializer::Normal { deviation } | Initializer::TruncatedNormal { deviation } => {
                     noise * deviation
                 }

@@ -1,14 +1,11 @@
 //! Models with layers of Gated DeltaNet among those with attention.
 
-use mt_ir::Target;
 use mt_models::Model;
 use mt_nn::SequenceOrder;
 
 use crate::{
-    context,
-    directory::Directory,
-    equivalence,
-    harness::{Batch, gradient_program_for, largest_error, logits, model},
+    context, equivalence,
+    harness::{Batch, model},
 };
 
 /// Three value heads for each key head, and chunks that divide no length.
@@ -49,14 +46,7 @@ fn packed_documents_equal_separate_ones() {
 #[test]
 fn the_size_of_chunks_changes_nothing() {
     for name in ["qwen3_next_cycle", "qwen3_next_linear_one_layer", "qwen3_5_moe_cycle"] {
-        let directory = Directory::open(name);
-        let expected = directory.golden().array("logits").to_f64();
-        for chunk in ["gdn_chunk_size=1", "gdn_chunk_size=4", "gdn_chunk_size=8"] {
-            let model = directory.model(&[chunk, "scan_layers=true"]);
-            let own = logits(&model, &directory.parameters(&model), &directory.batch());
-            let error = largest_error(&own.to_f64(), &expected);
-            assert!(error < 1e-4, "{name} {chunk}: {error:e}");
-        }
+        equivalence::check_settings(name, &["gdn_chunk_size=1", "gdn_chunk_size=4", "gdn_chunk_size=8"]);
     }
 }
 
@@ -82,17 +72,12 @@ fn eight_devices_equal_one() {
 #[test]
 fn operations_grow_linearly_with_the_length() {
     let model = tiny(LINEAR, &["gdn_chunk_size=64", "remat_policy=full"]);
-    let products =
-        |length: usize| gradient_program_for(&*model, Target::CPU, 1, length).counts.all_products();
-    let (short, long) = (products(256), products(2048));
-    assert!((long / short / 8.0 - 1.0).abs() < 1e-3, "{long} and {short}");
+    equivalence::check_products_are_linear(&*model);
     // The formula of the model counts these products, without the chunks that the backward pass computes again and
     // without inverses.
     let wide = ["gdn_chunk_size=16", "gdn_key_head_dim=64", "gdn_value_head_dim=64", "remat_policy=none"];
     let model = tiny(LINEAR, &wide);
-    let counted = gradient_program_for(&*model, Target::CPU, 1, 2048).counts.all_products();
-    let formula = model.flops().training_step(1, 2048);
-    assert!((1.0..1.5).contains(&(counted / formula)), "{counted} instead of {formula}");
+    equivalence::check_counted_products(&*model);
 }
 
 /// The names and shapes of MaxText's checkpoints.

@@ -150,6 +150,17 @@ pub const MODELS: &[&[&str]] = &[
         "gdn_num_key_heads=2",
         "gdn_num_value_heads=2",
     ],
+    &["decoder_block=mamba2", "mamba_num_heads=4", "mamba_head_dim=8", "mamba_state_dim=8"],
+    &[
+        "decoder_block=bamba",
+        "attention_pattern=linear,global",
+        "mamba_num_heads=4",
+        "mamba_num_groups=2",
+        "mamba_head_dim=8",
+        "mamba_state_dim=8",
+        "mamba_proj_bias=true",
+        "mamba_chunk_size=4",
+    ],
 ];
 
 /// The logical axes of all arrays that programs of the model place: of parameters, batches and the state of generation,

@@ -1,6 +1,7 @@
 //! Models traced and run on the CPU plugin: compared with reference values, in all ways to compute and place them, and
 //! converted to and from checkpoints.
 
+mod adapters;
 mod compressed;
 mod consolidated;
 mod context;
@@ -11,6 +12,7 @@ mod described;
 mod directory;
 mod engram;
 mod envy;
+mod equations;
 mod equivalence;
 mod families;
 mod formats;
@@ -23,6 +25,8 @@ mod layer_options;
 mod length;
 mod logical_axes;
 mod lookups;
+mod mamba;
+mod pieces;
 mod placement;
 mod prediction;
 mod quantized;

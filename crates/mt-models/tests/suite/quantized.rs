@@ -17,7 +17,7 @@ use crate::{
     harness::config,
 };
 
-const NAMES: [&str; 4] = ["deepseek3_fp8", "qwen3_moe_fp8", "gpt_oss_mxfp4", "kimi_k2_int4"];
+const NAMES: [&str; 5] = ["deepseek3_fp8", "qwen3_moe_fp8", "gpt_oss_mxfp4", "kimi_k2_int4", "deepseek4_fp4"];
 
 fn open(name: &str) -> Directory {
     Directory::open(&format!("../quantized/{name}"))
@@ -42,9 +42,14 @@ fn write_dense(quantized: &Directory, target: &Path) -> Directory {
     config.remove("quantization_config").unwrap();
     fs::write(target.join("config.json"), Value::Object(config).to_string()).unwrap();
     let dense = tensors(&quantized.path.join("dense.safetensors"));
-    let ends = ["_scale_inv", "_blocks", "_scales", "_packed", "_shape", "_scale"];
+    let ends = ["_scale_inv", "_blocks", "_scales", "_packed", "_shape", "_scale", ".scale"];
+    // Other parameters may be called scales, too.
+    let is_part = |name: &String| {
+        let mut stems = ends.iter().filter_map(|end| name.strip_suffix(end));
+        stems.any(|stem| dense.contains_key(stem) || dense.contains_key(&format!("{stem}.weight")))
+    };
     let mut all = tensors(&quantized.path.join("model.safetensors"));
-    all.retain(|name, _| !ends.iter().any(|end| name.ends_with(end)));
+    all.retain(|name, _| !is_part(name));
     all.extend(dense);
     let views = all.iter().map(|(name, (dtype, dims, data))| {
         (name.as_str(), TensorView::new(*dtype, dims.clone(), data).unwrap())
@@ -149,6 +154,9 @@ fn descriptions_that_cannot_be_used_name_key_and_value() {
     fp8("/quant_method", json!(8), &["a text"]);
     fp8("/fmt", json!("e5m2"), &["`\"e5m2\"`", "format of 8 bits", "hint: it is read if it is `e4m3`"]);
     fp8("/activation_scheme", json!("none"), &["`\"none\"`", "`dynamic` or `static`"]);
+    let said = unread("deepseek3_fp8", |own| own["expert_dtype"] = "fp6".into()).unwrap_err();
+    let hint = "hint: it is read if it is `fp8` or `fp4`";
+    assert!(said.contains("`quantization_config.expert_dtype`") && said.contains(hint), "{said}");
     fp8("/weight_block_size", json!([128]), &["`[128]`", "a list of two sizes"]);
     fp8("/weight_block_size", json!([128, 0]), &["`[128,0]`", "a list of two sizes"]);
     let qwen = |key, value, parts: &[&str]| check("qwen3_moe_fp8", key, value, parts);

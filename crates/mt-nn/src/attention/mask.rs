@@ -117,6 +117,12 @@ pub struct Segments<'t> {
 }
 
 impl<'t> Segments<'t> {
+    /// The segments with all tensors of tokens mapped, such as to those of some rows.
+    #[must_use]
+    pub fn mapped(&self, map: &dyn Fn(Tensor<'t>) -> Tensor<'t>) -> Self {
+        Self { query: map(self.query), key: map(self.key), positions: self.positions.map(map), ..*self }
+    }
+
     /// The segments of sequences that attend to themselves.
     ///
     /// # Shapes

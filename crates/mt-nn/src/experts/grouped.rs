@@ -11,19 +11,29 @@ use crate::axes::{EXPERT, ROW};
 /// The largest number of rows that are multiplied at once by operations without a kernel.
 const MOST_ROWS: usize = 256;
 
-/// Multiplies each row by the matrix of its group and sums over the axis `over`. The first `sizes[0]` rows belong to
-/// the first group, and so on; rows after the last group become 0. Products are of the rows' type, and the gradient of
-/// the matrices has the matrices' own type.
+/// Groups of consecutive rows. Those of the first group come first.
+#[derive(Clone, Copy, Debug)]
+pub struct RowGroups<'t> {
+    /// The number of rows of each group: `i32[expert]`.
+    pub sizes: Tensor<'t>,
+    /// The share of the rows that usually belong to groups. The size of tiles and the counted FLOPs of a program
+    /// depend on it, but no results.
+    pub usual_share: f64,
+}
+
+/// Multiplies each row by the matrix of its group and sums over the axis `over`. Rows after the last group become 0.
+/// Products are of the rows' type, and the gradient of the matrices has the matrices' own type.
 ///
 /// # Shapes
-/// `[row, over], [expert, over, output] -> [row, output]`, with sizes `i32[expert]`
+/// `[row, over], [expert, over, output] -> [row, output]`
 #[track_caller]
 pub fn grouped_dot<'t>(
     rows: Tensor<'t>,
     matrices: Tensor<'t>,
-    sizes: Tensor<'t>,
+    groups: RowGroups<'t>,
     over: &'static str,
 ) -> Tensor<'t> {
+    let RowGroups { sizes, usual_share } = groups;
     let given = matrices.axes();
     let is_output = |axis: &&Axis| ![EXPERT, over].contains(&axis.name);
     let output = given.iter().find(is_output).expect("the matrices have an output axis").name;
@@ -31,12 +41,15 @@ pub fn grouped_dot<'t>(
         "grouped_dot",
         [rows.order(&[ROW, over]), matrices.order(&[EXPERT, over, output]), sizes],
         [true, true, false],
-        |_, [rows, matrices, sizes]| [dot(rows, matrices, sizes, over)],
-        |_, [rows, matrices, sizes]| ([dot(rows, matrices, sizes, over)], vec![rows, matrices, sizes]),
+        |_, [rows, matrices, sizes]| [dot(rows, matrices, RowGroups { sizes, usual_share }, over)],
+        |_, [rows, matrices, sizes]| {
+            ([dot(rows, matrices, RowGroups { sizes, usual_share }, over)], vec![rows, matrices, sizes])
+        },
         |_, residuals, [cotangent]| {
             let &[rows, matrices, sizes] = residuals.as_slice() else { unreachable!("as returned above") };
-            let of_rows = dot(cotangent, matrices, sizes, output);
-            let of_matrices = outer(rows, cotangent, sizes, matrices.dtype());
+            let groups = RowGroups { sizes, usual_share };
+            let of_rows = dot(cotangent, matrices, groups, output);
+            let of_matrices = outer(rows, cotangent, groups, matrices.dtype());
             vec![of_rows, of_matrices]
         },
     );
@@ -44,16 +57,17 @@ pub fn grouped_dot<'t>(
 }
 
 /// # Shapes
-/// `[row, over], [expert, …], i32[expert] -> [row, output]`
-fn dot<'t>(rows: Tensor<'t>, matrices: Tensor<'t>, sizes: Tensor<'t>, over: &'static str) -> Tensor<'t> {
-    let operands = [rows, matrices, sizes];
+/// `[row, over], [expert, …] -> [row, output]`
+fn dot<'t>(rows: Tensor<'t>, matrices: Tensor<'t>, groups: RowGroups<'t>, over: &'static str) -> Tensor<'t> {
+    let operands = [rows, matrices, groups.sizes];
+    let usual_share = groups.usual_share;
     let is_transposed = matrices.axes()[2].name == over;
     let attributes = vec![(attributes::TRANSPOSED, i64::from(is_transposed))];
     rows.region().kernel(&kernels::GROUPED_DOT, attributes, &operands, |region, operands| {
         let [rows, matrices, sizes] = operands[..] else { unreachable!("the kernel has three operands") };
         let output = matrices.axes()[if is_transposed { 1 } else { 2 }];
         let zeros = region.full(rows.dtype(), &[rows.axis(ROW), output], 0.0);
-        let tiles = Tiles::new(rows.axis(ROW), sizes);
+        let tiles = Tiles::new(rows.axis(ROW), sizes, usual_share);
         vec![tiles.fold(region, zeros, &[rows, matrices.cast(rows.dtype())], |tile, products, operands| {
             let [rows, matrices] = *operands else { unreachable!("as given above") };
             let product = tile.rows(rows).contract(tile.matrix(matrices), &[over]);
@@ -65,14 +79,15 @@ fn dot<'t>(rows: Tensor<'t>, matrices: Tensor<'t>, sizes: Tensor<'t>, over: &'st
 /// The sum over the rows of each group of the products of two vectors per row.
 ///
 /// # Shapes
-/// `[row, a], [row, b], i32[expert] -> [expert, a, b]`
-fn outer<'t>(left: Tensor<'t>, right: Tensor<'t>, sizes: Tensor<'t>, dtype: DType) -> Tensor<'t> {
-    let operands = [left, right, sizes];
+/// `[row, a], [row, b] -> [expert, a, b]`
+fn outer<'t>(left: Tensor<'t>, right: Tensor<'t>, groups: RowGroups<'t>, dtype: DType) -> Tensor<'t> {
+    let operands = [left, right, groups.sizes];
+    let usual_share = groups.usual_share;
     let sums = left.region().kernel(&kernels::GROUPED_OUTER, Vec::new(), &operands, |region, operands| {
         let [left, right, sizes] = operands[..] else { unreachable!("the kernel has three operands") };
         let axes = [sizes.axis(EXPERT), left.axes()[1], right.axes()[1]];
         let zeros = region.full(DType::F32, &axes, 0.0);
-        let tiles = Tiles::new(left.axis(ROW), sizes);
+        let tiles = Tiles::new(left.axis(ROW), sizes, usual_share);
         vec![tiles.fold(region, zeros, &[left, right], |tile, sums, operands| {
             let [left, right] = *operands else { unreachable!("as given above") };
             let own = tile.own_rows(left).contract_into(tile.rows(right), &[ROW], DType::F32);
@@ -88,7 +103,7 @@ struct Tiles<'t> {
     /// The number of rows of a tile.
     size: usize,
     rows: Axis,
-    /// The average number of tiles, if groups are of equal size.
+    /// The number of tiles if groups are of equal size and hold their usual share of the rows.
     usual: f64,
     /// For each group, the end of its rows and of its tiles: `i32[expert]`.
     ends: Tensor<'t>,
@@ -109,15 +124,16 @@ struct Tile<'b> {
 }
 
 impl<'t> Tiles<'t> {
-    fn new(rows: Axis, sizes: Tensor<'t>) -> Self {
+    fn new(rows: Axis, sizes: Tensor<'t>, usual_share: f64) -> Self {
         let experts = sizes.axis(EXPERT).size;
-        let even = rows.size.div_ceil(experts).next_power_of_two();
+        let even = (rows.size as f64 * usual_share / experts as f64).ceil().max(1.0) as usize;
+        let even = even.next_power_of_two();
         let size = even.min(MOST_ROWS).min(rows.size);
         let tiles = (sizes + (size - 1) as f64) / size as f64;
         Self {
             size,
             rows,
-            usual: experts as f64 * (rows.size as f64 / experts as f64 / size as f64).ceil(),
+            usual: experts as f64 * (rows.size as f64 * usual_share / experts as f64 / size as f64).ceil(),
             ends: sizes.cumulative_sum(EXPERT),
             tile_ends: tiles.cumulative_sum(EXPERT),
             sizes,

@@ -9,7 +9,7 @@ use mt_derive::Tree;
 use mt_shape::{DType, LogicalAxis, axis, logical};
 use mt_trace::Tensor;
 
-pub use grouped::grouped_dot;
+pub use grouped::{RowGroups, grouped_dot};
 pub use router::{
     ExpertGroups, GroupScore, RandomChoice, Router, RouterBias, RouterOptions, Routing, Scores,
 };

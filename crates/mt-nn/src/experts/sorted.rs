@@ -6,7 +6,7 @@
 use mt_shape::{Axis, DType, logical};
 use mt_trace::{DeviceGroup, Parts, Tensor};
 
-use super::{ExpertOptions, Experts, Routing, dispatch::Dispatch, grouped_dot};
+use super::{ExpertOptions, Experts, Routing, RowGroups, dispatch::Dispatch, grouped_dot};
 use crate::{
     Weight,
     axes::{BATCH, CHOICE, EMBED, EXPERT, MLP, POSITION, TOKEN},
@@ -130,6 +130,8 @@ impl Local<'_> {
         let flat = |tensor: Tensor<'t>| tensor.merge(&[BATCH, POSITION], TOKEN);
         let chosen = self.own_first(flat(chosen), numbers);
         let dispatch = Dispatch::new(chosen, numbers.axis(EXPERT));
+        let own_share = numbers.axis(EXPERT).size as f64 / options.router.experts.size as f64;
+        let groups = RowGroups { sizes: dispatch.sizes, usual_share: own_share };
         let (tokens, weights) = (flat(x), flat(weights));
         let rows = if options.weighs_inputs {
             let axes: [Axis; 3] = [weights.axes()[0], weights.axes()[1], x.axis(EMBED)];
@@ -139,7 +141,7 @@ impl Local<'_> {
         };
         let bias = |index: usize| has_biases.then(|| dispatch.of_expert(biases[index].cast(x.dtype())));
         let project = |rows: Tensor<'t>, matrix: Tensor<'t>, bias: Option<Tensor<'t>>, over| {
-            let product = grouped_dot(rows, matrix, dispatch.sizes, over);
+            let product = grouped_dot(rows, matrix, groups, over);
             bias.map_or(product, |bias| product + bias)
         };
         let [gate, up] = if options.merges_inputs {

@@ -8,7 +8,7 @@ use super::{
     cross_entropy, each_token_in,
     tiled::{Differentiated, TILE, TiledHead, added, joined},
 };
-use crate::axes::{BATCH, POSITION};
+use crate::axes::{BATCH, POSITION, VOCAB};
 
 /// The log-probability of each target, computed in `f32`, or else in the type of the logits.
 ///
@@ -21,6 +21,16 @@ pub fn token_log_probabilities<'t>(logits: Tensor<'t>, targets: Tensor<'t>, in_f
         false => each_token_in(logits.dtype(), logits, targets)[0].cast(DType::F32),
     };
     -cross_entropy
+}
+
+/// The logarithm of the sum of squared probabilities of all tokens, computed in `f32`. It has no gradient.
+///
+/// # Shapes
+/// `[batch, position, vocab] -> f32[batch, position]`
+#[track_caller]
+pub fn token_log_squares(logits: Tensor<'_>) -> Tensor<'_> {
+    let logits = logits.stop_gradient().cast(DType::F32);
+    (logits * 2.0).log_sum_exp(VOCAB) - logits.log_sum_exp(VOCAB) * 2.0
 }
 
 /// The arrays that a scan over tiles slices. The backward pass adds the cotangents of log-probabilities.
@@ -59,6 +69,34 @@ impl TiledHead<'_> {
     }
 
     fn log_probabilities<'b>(&self, region: Region<'b>, arguments: &[Tensor<'b>]) -> Tensor<'b> {
+        self.each_tile(region, arguments, &|logits, targets| {
+            token_log_probabilities(logits, targets, self.in_f32)
+        })
+    }
+
+    /// The logarithm of the sum of squared probabilities of all tokens, which has no gradient. `targets` are not read.
+    ///
+    /// # Shapes
+    /// `parameters, [batch, position, embed], i32[batch, position] -> f32[batch, position]`
+    #[track_caller]
+    pub fn token_log_squares<'t>(
+        &self,
+        parameters: &[Tensor<'t>],
+        hidden: Tensor<'t>,
+        targets: Tensor<'t>,
+    ) -> Tensor<'t> {
+        let parameters = parameters.iter().map(|parameter| parameter.stop_gradient());
+        let arguments: Vec<Tensor<'t>> = parameters.chain([hidden.stop_gradient(), targets]).collect();
+        self.each_tile(hidden.region(), &arguments, &|logits, _| token_log_squares(logits))
+    }
+
+    /// Applies a function of logits and targets to each tile.
+    fn each_tile<'b>(
+        &self,
+        region: Region<'b>,
+        arguments: &[Tensor<'b>],
+        of_tile: &dyn for<'c> Fn(Tensor<'c>, Tensor<'c>) -> Tensor<'c>,
+    ) -> Tensor<'b> {
         let (parameters, tokens) = arguments.split_at(arguments.len() - 2);
         let parameters = self.gather(parameters);
         let tiles = Targets { hidden: self.cut(tokens[0]), targets: self.cut(tokens[1]), cotangents: None };
@@ -66,7 +104,7 @@ impl TiledHead<'_> {
         let (_, made) = region.scan_lists(options, &[], &tiles, |_, _, tile| {
             let parameters: Vec<Tensor<'_>> = parameters.clone();
             let logits = (self.head)(&parameters, tile.hidden);
-            (Vec::new(), vec![token_log_probabilities(logits, tile.targets, self.in_f32)])
+            (Vec::new(), vec![of_tile(logits, tile.targets)])
         });
         joined(made[0], tokens[1])
     }

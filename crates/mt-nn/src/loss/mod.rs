@@ -8,7 +8,7 @@ use mt_trace::Tensor;
 
 use crate::axes::{BATCH, POSITION, VOCAB};
 
-pub use log_probabilities::token_log_probabilities;
+pub use log_probabilities::{token_log_probabilities, token_log_squares};
 pub use tiled::TiledHead;
 
 /// Losses summed over tokens, and the sum of the tokens' weights.

@@ -89,6 +89,7 @@ pub fn encoded(
             num_input_axes: 0,
             is_trainable: false,
             encoded: Some(EncodedArray { weight: weight.clone(), index }),
+            adapter: None,
         };
         (form.name, spec)
     };

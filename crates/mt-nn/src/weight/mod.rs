@@ -1,8 +1,10 @@
 //! Weights: matrices of linear maps and lookup tables, whatever arrays represent them.
 //!
 //! Layers multiply by a weight and look its rows up, and never see the arrays. A further format is a file beside this one
-//! with a [`WeightFormat`], and a [`WeightEncoding`] if checkpoints hold the weight in its dense form.
+//! with a [`WeightFormat`], and a [`WeightEncoding`] if checkpoints hold the weight in its dense form. A weight of any
+//! format can have an [`Adapter`].
 
+mod adapter;
 mod dense;
 mod encoding;
 
@@ -11,6 +13,7 @@ use std::fmt;
 use mt_shape::{Axis, DType, LogicalAxis, Path, Tree, logical};
 use mt_trace::Tensor;
 
+pub use adapter::{Adapter, AdapterArray, LORA_RANK, first_magnitudes, merged_weights};
 pub use dense::DENSE;
 pub use encoding::{ArrayForm, EncodedArray, EncodedWeight, WeightEncoding, encoded};
 
@@ -20,7 +23,8 @@ use crate::ParamSpec;
 #[derive(Clone, Debug)]
 pub struct Weight<L> {
     format: &'static dyn WeightFormat,
-    /// The arrays with their names.
+    adapter: Option<Adapter>,
+    /// The arrays with their names: those of the format, then those of the adapter.
     arrays: Vec<(&'static str, L)>,
 }
 
@@ -69,14 +73,28 @@ impl PartialEq for dyn WeightFormat {
 impl Weight<ParamSpec> {
     /// Declares a weight that would be `dense` as one array and whose first `num_inputs` axes are a linear map's input.
     pub fn declare(format: &'static dyn WeightFormat, dense: ParamSpec, num_inputs: usize) -> Self {
-        Self { format, arrays: format.specs(dense, num_inputs) }
+        Self { format, adapter: None, arrays: format.specs(dense, num_inputs) }
+    }
+
+    /// As [`Self::declare`], with an adapter.
+    pub fn declare_adapted(
+        format: &'static dyn WeightFormat,
+        dense: ParamSpec,
+        num_inputs: usize,
+        adapter: Adapter,
+    ) -> Self {
+        let arrays = adapter.specs(&dense, num_inputs);
+        let mut declared = Self::declare(format, dense, num_inputs);
+        declared.adapter = Some(adapter);
+        declared.arrays.extend(arrays);
+        declared
     }
 }
 
 impl<L> Weight<L> {
     /// A weight that is one array.
     pub fn dense(array: L) -> Self {
-        Self { format: &DENSE, arrays: vec![(dense::NAME, array)] }
+        Self { format: &DENSE, adapter: None, arrays: vec![(dense::NAME, array)] }
     }
 }
 
@@ -99,7 +117,7 @@ impl<L> Tree for Weight<L> {
             };
             (*name, mapped)
         });
-        Weight { format: self.format, arrays: arrays.collect() }
+        Weight { format: self.format, adapter: self.adapter, arrays: arrays.collect() }
     }
 }
 
@@ -108,19 +126,44 @@ impl<'t> Weight<Tensor<'t>> {
         self.arrays.iter().map(|(_, array)| *array).collect()
     }
 
+    /// The arrays of the format, and those of the adapter.
+    fn parts(&self) -> (Vec<Tensor<'t>>, Vec<Tensor<'t>>) {
+        let mut arrays = self.tensors();
+        let num_adapted = self.adapter.map_or(0, |adapter| 2 + usize::from(adapter.has_magnitude));
+        let adapted = arrays.split_off(arrays.len() - num_adapted);
+        (arrays, adapted)
+    }
+
+    /// The array from which rows are looked up, or by which groups of rows are multiplied.
+    #[track_caller]
+    fn table(&self) -> Tensor<'t> {
+        let (arrays, adapted) = self.parts();
+        match self.adapter {
+            Some(adapter) => adapter.merged(&adapted, self.format.dense(&arrays, DType::F32)),
+            None => self.format.table(&arrays),
+        }
+    }
+
     /// Multiplies by the weight in the activation's type and sums over the axes `over`.
     ///
     /// # Shapes
     /// `[…, over], [over, output axes] -> […, output axes]`
     #[track_caller]
     pub fn dot(&self, x: Tensor<'t>, over: &[&'static str]) -> Tensor<'t> {
-        self.format.dot(&self.tensors(), x, over)
+        let (arrays, adapted) = self.parts();
+        let product = self.format.dot(&arrays, x, over);
+        match self.adapter {
+            Some(adapter) => {
+                adapter.dot(&adapted, x, over, product, || self.format.dense(&arrays, DType::F32))
+            }
+            None => product,
+        }
     }
 
     /// The weight as one array, for products of groups of rows.
     #[track_caller]
     pub(crate) fn whole(&self) -> Tensor<'t> {
-        self.format.table(&self.tensors())
+        self.table()
     }
 
     /// Looks up rows along the leading axis `along`, whose logical name is `logical_axis`, in the type of the format's
@@ -130,7 +173,7 @@ impl<'t> Weight<Tensor<'t>> {
     /// `[along, …], i32[batch, position] -> [batch, position, …]`
     #[track_caller]
     pub fn lookup(&self, along: &'static str, logical_axis: LogicalAxis, indices: Tensor<'t>) -> Tensor<'t> {
-        let table = self.format.table(&self.tensors());
+        let table = self.table();
         let others = || table.axes().iter().skip(1).map(|_| None).collect::<Vec<_>>();
         // Devices that split the vectors gather them first. Otherwise the partitioner would look up slices of vectors for
         // the tokens of all devices and exchange activations.
@@ -159,14 +202,16 @@ impl<'t> Weight<Tensor<'t>> {
     /// The same weight with one axis split into several.
     #[track_caller]
     pub fn split(&self, axis: &'static str, into: &[Axis]) -> Self {
-        let split = self.format.split(&self.tensors(), axis, into);
+        let (arrays, adapted) = self.parts();
+        let mut split = self.format.split(&arrays, axis, into);
+        split.extend(DENSE.split(&adapted, axis, into));
         let names = self.arrays.iter().map(|(name, _)| *name);
-        Self { format: self.format, arrays: names.zip(split).collect() }
+        Self { format: self.format, adapter: self.adapter, arrays: names.zip(split).collect() }
     }
 
     /// The axis of this name.
     #[track_caller]
     pub fn axis(&self, name: &'static str) -> Axis {
-        self.format.axis(&self.tensors(), name)
+        self.format.axis(&self.parts().0, name)
     }
 }

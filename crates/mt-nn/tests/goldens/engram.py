@@ -1,4 +1,5 @@
-"""Writes engram.safetensors: a memory of n-grams in float64, from its equations alone, with gradients by differences.
+"""Writes engram.safetensors and engram_streams.safetensors: a memory of n-grams of one residual stream and of several,
+in float64, from its equations alone, with gradients by differences.
 
 Needs numpy and safetensors. Everything is computed token by token, without padding of sequences: earlier tokens of the
 same document are looked up one by one.
@@ -17,6 +18,8 @@ SIZES = [[11, 13, 17], [19, 23, 29]]
 TABLES = sum(map(len, SIZES))
 MEMORY = TABLES * WIDTH
 
+STREAMS = 2
+
 random = np.random.default_rng(11)
 segments = np.zeros((ROWS, LENGTH), np.int32)
 for row, documents in enumerate(DOCUMENTS):
@@ -33,19 +36,21 @@ def normal(*shape, mean=0.0):
     return random.standard_normal(shape).astype(np.float32).astype(np.float64) * 0.7 + mean
 
 
-arguments = {
-    "x": normal(ROWS, LENGTH, EMBED),
-    "table": normal(sum(map(sum, SIZES)), WIDTH),
-    "key": normal(MEMORY, 1, EMBED),
-    "key_bias": normal(1, EMBED),
-    "value": normal(MEMORY, EMBED),
-    "value_bias": normal(EMBED),
-    "k_norm": normal(1, EMBED, mean=1.0),
-    "q_norm": normal(1, EMBED, mean=1.0),
-    "conv_norm": normal(1, EMBED, mean=1.0),
-    "conv": normal(TAPS, 1, EMBED),
-}
-arguments = {name: value.astype(np.float32).astype(np.float64) for name, value in arguments.items()}
+
+def arguments_of(streams, of_x):
+    made = {
+        "x": normal(ROWS, LENGTH, *of_x),
+        "table": normal(sum(map(sum, SIZES)), WIDTH),
+        "key": normal(MEMORY, streams, EMBED),
+        "key_bias": normal(streams, EMBED),
+        "value": normal(MEMORY, EMBED),
+        "value_bias": normal(EMBED),
+        "k_norm": normal(streams, EMBED, mean=1.0),
+        "q_norm": normal(streams, EMBED, mean=1.0),
+        "conv_norm": normal(streams, EMBED, mean=1.0),
+        "conv": normal(TAPS, 1, streams * EMBED),
+    }
+    return {name: value.astype(np.float32).astype(np.float64) for name, value in made.items()}
 
 
 def before(row, place, distance):
@@ -59,7 +64,10 @@ def rms(vector, scale):
 
 
 def forward(a):
-    values = np.zeros((ROWS, LENGTH, EMBED))
+    """All streams, [row, place, stream, embed], in the shape of `x`."""
+    x = a["x"].reshape(ROWS, LENGTH, -1, EMBED)
+    streams = range(x.shape[2])
+    values = np.zeros(x.shape)
     for row in range(ROWS):
         for place in range(LENGTH):
             tokens = []
@@ -75,38 +83,47 @@ def forward(a):
                     memory.append(a["table"][offset + value % size])
                     offset += size
             e = np.concatenate(memory)
-            k = rms(e @ a["key"][:, 0] + a["key_bias"][0], a["k_norm"][0])
-            q = rms(a["x"][row, place], a["q_norm"][0])
-            s = q @ k / np.sqrt(EMBED)
-            gate = 1 / (1 + np.exp(-np.sign(s) * np.sqrt(max(abs(s), 1e-6))))
-            values[row, place] = gate * (e @ a["value"] + a["value_bias"])
+            for g in streams:
+                k = rms(e @ a["key"][:, g] + a["key_bias"][g], a["k_norm"][g])
+                q = rms(x[row, place, g], a["q_norm"][g])
+                s = q @ k / np.sqrt(EMBED)
+                gate = 1 / (1 + np.exp(-np.sign(s) * np.sqrt(max(abs(s), 1e-6))))
+                values[row, place, g] = gate * (e @ a["value"] + a["value_bias"])
+    kernel = a["conv"].reshape(TAPS, -1, EMBED)
     y = values.copy()
     for row in range(ROWS):
         for place in range(LENGTH):
-            total = np.zeros(EMBED)
-            for tap in range(TAPS):
-                earlier = before(row, place, (TAPS - 1 - tap) * LONGEST)
-                if earlier is not None:
-                    total += a["conv"][tap, 0] * rms(values[row, earlier], a["conv_norm"][0])
-            y[row, place] += total / (1 + np.exp(-total))
-    return y
+            for g in streams:
+                total = np.zeros(EMBED)
+                for tap in range(TAPS):
+                    earlier = before(row, place, (TAPS - 1 - tap) * LONGEST)
+                    if earlier is not None:
+                        total += kernel[tap, g] * rms(values[row, earlier, g], a["conv_norm"][g])
+                y[row, place, g] += total / (1 + np.exp(-total))
+    return y.reshape(a["x"].shape)
 
 
-y = forward(arguments)
-# Padding has no meaning.
-cotangent = normal(ROWS, LENGTH, EMBED) * (segments != 0)[..., None]
-tensors = {"y": y * (segments != 0)[..., None], "cotangent": cotangent}
-for name, value in arguments.items():
-    tensors[name] = value.copy()
-    gradient = np.zeros_like(value)
-    for index in np.ndindex(value.shape):
-        made = []
-        for step in (1e-5, -1e-5):
-            changed = dict(arguments, **{name: value.copy()})
-            changed[name][index] += step
-            made.append((forward(changed) * cotangent).sum())
-        gradient[index] = (made[0] - made[1]) / 2e-5
-    tensors[f"gradient.{name}"] = gradient
-tensors = {name: value.astype(np.float32) for name, value in tensors.items()}
-tensors |= {"segments": segments, "numbers": numbers}
-save_file(tensors, pathlib.Path(__file__).parent / "engram.safetensors")
+def write(name, arguments):
+    y = forward(arguments)
+    # Padding has no meaning.
+    is_token = (segments != 0).reshape(ROWS, LENGTH, *[1] * (y.ndim - 2))
+    cotangent = normal(*y.shape) * is_token
+    tensors = {"y": y * is_token, "cotangent": cotangent}
+    for argument, value in arguments.items():
+        tensors[argument] = value.copy()
+        gradient = np.zeros_like(value)
+        for index in np.ndindex(value.shape):
+            made = []
+            for step in (1e-5, -1e-5):
+                changed = dict(arguments, **{argument: value.copy()})
+                changed[argument][index] += step
+                made.append((forward(changed) * cotangent).sum())
+            gradient[index] = (made[0] - made[1]) / 2e-5
+        tensors[f"gradient.{argument}"] = gradient
+    tensors = {key: value.astype(np.float32) for key, value in tensors.items()}
+    tensors |= {"segments": segments, "numbers": numbers}
+    save_file(tensors, pathlib.Path(__file__).parent / f"{name}.safetensors")
+
+
+write("engram", arguments_of(1, [EMBED]))
+write("engram_streams", arguments_of(STREAMS, [STREAMS, EMBED]))

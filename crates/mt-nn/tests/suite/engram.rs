@@ -1,19 +1,24 @@
-//! Memories of n-grams, compared with `goldens/engram.py`, and piece by piece with whole sequences.
+//! Memories of n-grams, compared with `goldens/engram.py`, piece by piece with whole sequences, and on 8 devices with one.
 
+use std::{collections::BTreeMap, sync::Arc};
+
+use mt_derive::Tree;
+use mt_ir::{Program, Target};
 use mt_nn::{
     Linear, NormOptions, RmsNorm, SequenceOrder, Weight,
     attention::Segments,
-    axes::{BATCH, EMBED, POSITION},
+    axes::{BATCH, EMBED, POSITION, STREAMS},
     engram::{
         BRANCH, ENTRY, ENTRY_DIM, Engram, EngramOptions, EngramState, EntryTable, EntryTables, MEMORY_DIM,
-        NgramHash, ShortConvolution,
+        NgramHash, ShortConvolution, TABLE,
     },
     gated_delta::{CHANNEL, DepthwiseKernel, ONE, TAP},
 };
-use mt_shape::{Axis, DType, axis};
-use mt_trace::Tensor;
+use mt_runtime::{Array, Collective, CompileSettings, Input, testing};
+use mt_shape::{Axis, DType, HostArray, LogicalAxis, LogicalRules, Mesh, Placement, axis, logical};
+use mt_trace::{ProgramOptions, Tensor, program};
 
-use crate::harness::{Argument, assert_close, golden, gradients, run};
+use crate::harness::{Argument, Golden, assert_close, golden, gradients, numbers, run};
 
 const NAMES: [&str; 10] =
     ["x", "table", "key", "key_bias", "value", "value_bias", "k_norm", "q_norm", "conv_norm", "conv"];
@@ -33,26 +38,29 @@ fn options() -> EngramOptions {
     }
 }
 
-fn axes(name: &str) -> Vec<Axis> {
-    let (embed, branch) = (axis(EMBED, 6), axis(BRANCH, 1));
+/// The axes of an argument. Without streams, `x` has no axis for them.
+fn axes(name: &str, streams: Option<usize>) -> Vec<Axis> {
+    let (embed, branch) = (axis(EMBED, 6), axis(BRANCH, streams.unwrap_or(1)));
     let memory = options().memory_dim();
     assert_eq!(memory, axis(MEMORY_DIM, 12));
     match name {
-        "x" => vec![axis(BATCH, ROWS), axis(POSITION, LENGTH), embed],
+        "x" => {
+            let streams = streams.map(|count| axis(STREAMS, count));
+            [axis(BATCH, ROWS), axis(POSITION, LENGTH)].into_iter().chain(streams).chain([embed]).collect()
+        }
         "table" => vec![axis(ENTRY, 112), axis(ENTRY_DIM, 2)],
         "key" => vec![memory, branch, embed],
         "value" => vec![memory, embed],
         "value_bias" => vec![embed],
-        "conv" => vec![axis(TAP, 3), axis(ONE, 1), axis(CHANNEL, 6)],
+        "conv" => vec![axis(TAP, 3), axis(ONE, 1), axis(CHANNEL, 6 * branch.size)],
         _ => vec![branch, embed],
     }
 }
 
 /// The arguments of the reference values, then numbers and segments.
-fn arguments() -> Vec<Argument> {
-    let golden = golden("engram.safetensors");
+fn arguments(golden: &Golden, streams: Option<usize>) -> Vec<Argument> {
     let tokens = vec![axis(BATCH, ROWS), axis(POSITION, LENGTH)];
-    let floats = NAMES.map(|name| (axes(name), golden.array(name)));
+    let floats = NAMES.map(|name| (axes(name, streams), golden.array(name)));
     let integers = ["numbers", "segments"].map(|name| (tokens.clone(), golden.array(name)));
     floats.into_iter().chain(integers).collect()
 }
@@ -79,18 +87,28 @@ fn whole<'t>(t: &[Tensor<'t>]) -> Tensor<'t> {
 
 #[test]
 fn outputs_and_gradients_are_those_of_the_equations() {
-    let golden = golden("engram.safetensors");
-    let (y, made) = gradients("engram", &arguments(), &golden.array("cotangent"), whole);
-    assert_close("y", &y, &golden.array("y"), 1e-5);
-    for (name, gradient) in NAMES.iter().zip(&made) {
-        assert_close(name, gradient, &golden.array(&format!("gradient.{name}")), 1e-4);
+    for (name, streams) in [("engram", None), ("engram_streams", Some(2))] {
+        let golden = golden(&format!("{name}.safetensors"));
+        let (y, made) = gradients(name, &arguments(&golden, streams), &golden.array("cotangent"), whole);
+        assert_close(&format!("{name}: y"), &y, &golden.array("y"), 1e-5);
+        for (argument, gradient) in NAMES.iter().zip(&made) {
+            let expected = golden.array(&format!("gradient.{argument}"));
+            assert_close(&format!("{name}: {argument}"), gradient, &expected, 1e-4);
+        }
     }
 }
 
 /// Pieces with states between them equal whole rows. The second row's first piece ends with padding.
 #[test]
 fn pieces_continue_where_the_state_ends() {
-    let made = run("pieces", &arguments(), |region, t| {
+    for (name, streams) in [("engram", None), ("engram_streams", Some(2))] {
+        check_pieces(&golden(&format!("{name}.safetensors")), streams);
+    }
+}
+
+#[track_caller]
+fn check_pieces(golden: &Golden, streams: Option<usize>) {
+    let made = run("pieces", &arguments(golden, streams), |region, t| {
         let layer = layer(&t);
         // Each row is one document: 11 tokens, and 8 whose fourth and later ones follow in the second piece.
         let rows = |first: usize, count: usize| {
@@ -110,9 +128,12 @@ fn pieces_continue_where_the_state_ends() {
             let given = state.or_else(|| {
                 let empty = |axes: &[Axis], dtype| region.full(dtype, axes, 0.0);
                 let batch = axis(BATCH, ROWS);
+                let streams = streams.map(|count| axis(STREAMS, count));
+                let window: Vec<Axis> =
+                    [batch, axis(TAP, 6)].into_iter().chain(streams).chain([axis(EMBED, 6)]).collect();
                 Some(EngramState {
                     tokens: empty(&[batch, axis(TAP, 2)], DType::I32),
-                    window: Some(empty(&[batch, axis(TAP, 6), axis(EMBED, 6)], DType::F32)),
+                    window: Some(empty(&window, DType::F32)),
                 })
             });
             let (output, after) = layer.forward(x, numbers, within(segments), given, &options());
@@ -123,4 +144,129 @@ fn pieces_continue_where_the_state_ends() {
         vec![joined, expected]
     });
     assert_close("pieces", &made[0], &made[1], 1e-6);
+}
+
+/// The sizes on several devices. A table of all entries is much larger than the entries of a batch.
+const MANY_ROWS: usize = 8;
+const WIDE: usize = 16;
+
+fn large() -> EngramOptions {
+    let hash = NgramHash { sizes: vec![vec![211, 223, 227], vec![229, 233, 239]], ..options().hash };
+    EngramOptions { hash, entry_dim: WIDE, ..options() }
+}
+
+#[derive(Tree)]
+struct Leaves<L>(Vec<L>);
+
+/// A program from the arguments and a cotangent to the output and the gradients, on a mesh that splits rows of a batch
+/// and the widths of entries over `fsdp`, and entries over `tensor`.
+fn on_mesh(mesh: &[(&str, usize)]) -> Program {
+    let mesh = Mesh::new(mesh.iter().map(|(name, size)| ((*name).to_owned(), *size))).unwrap();
+    let rules = [("activation_kv_batch", "fsdp"), ("embed_vocab", "fsdp"), ("vocab", "tensor")];
+    let rules = rules.map(|(name, axis)| (name.to_owned(), vec![axis.to_owned()]));
+    let others = logical::all().filter(|axis| !rules.iter().any(|(name, _)| name == axis.name()));
+    let others = others.map(|axis| (axis.name().to_owned(), Vec::new()));
+    let placement = Placement::new(mesh, LogicalRules(rules.iter().cloned().chain(others).collect()));
+    let options =
+        ProgramOptions { placement: Arc::new(placement), ..ProgramOptions::new("engram", Target::CPU) };
+    let own = large();
+    let of_batch = |rank: usize| -> Vec<Option<LogicalAxis>> {
+        std::iter::once(Some(logical::ACTIVATION_KV_BATCH)).chain(vec![None; rank - 1]).collect()
+    };
+    program(&options, |inputs| {
+        let placed = |name: &str, axes: &[Axis]| match name {
+            "x" => of_batch(3),
+            "table" => TABLE.to_vec(),
+            _ => vec![None; axes.len()],
+        };
+        let leaves: Vec<Tensor<'_>> = NAMES
+            .iter()
+            .map(|name| {
+                let axes = large_axes(name);
+                inputs.input(name, DType::F32, &axes, &placed(name, &axes), false)
+            })
+            .collect();
+        let tokens = [axis(BATCH, MANY_ROWS), axis(POSITION, LENGTH)];
+        let [numbers, segments] =
+            ["numbers", "segments"].map(|name| inputs.input(name, DType::I32, &tokens, &of_batch(2), false));
+        let cotangent = inputs.input("cotangent", DType::F32, &large_axes("x"), &of_batch(3), false);
+        let (_, made, gradients) = inputs.region().value_and_grad_list(&Leaves(leaves), |_, leaves| {
+            let segments = Segments::within(segments, SequenceOrder::AsRead);
+            let (y, _) = layer(&leaves.0).forward(leaves.0[0], numbers, segments, None, &own);
+            ((y * cotangent).sum_all(), vec![y])
+        });
+        let gradients = NAMES.iter().zip(&gradients.0).map(|(name, gradient)| {
+            let placed = placed(name, &gradient.axes());
+            inputs.output(name, gradient.constrain(&placed), &placed)
+        });
+        std::iter::once(inputs.output("y", made[0], &of_batch(3))).chain(gradients).collect()
+    })
+    .unwrap()
+}
+
+fn large_axes(name: &str) -> Vec<Axis> {
+    let memory = large().memory_dim();
+    match name {
+        "x" => vec![axis(BATCH, MANY_ROWS), axis(POSITION, LENGTH), axis(EMBED, 6)],
+        "table" => vec![axis(ENTRY, large().hash.num_entries()), axis(ENTRY_DIM, WIDE)],
+        "key" => vec![memory, axis(BRANCH, 1), axis(EMBED, 6)],
+        "value" => vec![memory, axis(EMBED, 6)],
+        other => axes(other, None),
+    }
+}
+
+/// The arguments of [`on_mesh`].
+fn large_arguments() -> Vec<HostArray> {
+    let dims = |axes: Vec<Axis>| axes.iter().map(|axis| axis.size).collect::<Vec<_>>();
+    let floats = NAMES.iter().zip(0..).map(|(name, seed)| numbers(seed + 40, &dims(large_axes(name))));
+    let tokens = [MANY_ROWS, LENGTH];
+    let count = MANY_ROWS * LENGTH;
+    // Rows repeat, so that devices add gradients to the same entries.
+    let known: Vec<i32> = (0..count).map(|place| (place * 7 % 23 % 17) as i32).collect();
+    let segments: Vec<i32> = (0..count).map(|place| 1 + i32::from(place % LENGTH > 4)).collect();
+    let array = |values: &[i32]| HostArray::from_slice(DType::I32, &tokens, values).unwrap();
+    let cotangent = numbers(77, &dims(large_axes("x")));
+    floats.chain([array(&known), array(&segments), cotangent]).collect()
+}
+
+/// Devices exchange indices and rows of a batch, never the table or its gradient.
+#[test]
+fn rows_are_looked_up_where_they_are() {
+    let arguments = large_arguments();
+    let expected = execute(&on_mesh(&[("fsdp", 1), ("tensor", 1)]), &arguments).0;
+    for [devices, halves] in [[8, 1], [4, 2], [1, 2], [2, 1]] {
+        let what = format!("fsdp {devices}, tensor {halves}");
+        let program = on_mesh(&[("fsdp", devices), ("tensor", halves)]);
+        let (made, collectives) = execute(&program, &arguments);
+        for ((name, made), expected) in ["y"].iter().chain(&NAMES).zip(&made).zip(&expected) {
+            assert_close(&format!("{what}: {name}"), made, expected, 1e-5);
+        }
+        let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
+        let table = 4 * large().hash.num_entries() * WIDE;
+        for collective in &collectives {
+            *bytes.entry(&collective.kind).or_default() += collective.bytes * collective.times;
+            let largest = collective.arrays.iter().max().copied().unwrap_or_default() as usize;
+            assert!(largest < table / (devices * halves), "{what}: {collective:#?}");
+        }
+        let entries = 4 * MANY_ROWS * LENGTH * large().hash.num_tables();
+        let of = |kind: &str| bytes.get(kind).copied().unwrap_or_default() as usize;
+        let exchanged = devices > 1;
+        assert_eq!(of("all-gather"), usize::from(exchanged) * entries, "{what}: {collectives:#?}");
+        // Forwards, and backwards.
+        let rows = 2 * entries * WIDE / devices;
+        assert_eq!(of("all-to-all"), usize::from(exchanged) * rows, "{what}: {collectives:#?}");
+        assert_eq!(of("reduce-scatter"), 0, "{what}: {collectives:#?}");
+    }
+}
+
+fn execute(program: &Program, arguments: &[HostArray]) -> (Vec<HostArray>, Vec<Collective>) {
+    let runtime = testing::cpu(program.mesh.num_devices());
+    let executable = runtime.compile(program, &CompileSettings::default()).unwrap();
+    let inputs = arguments
+        .iter()
+        .zip(executable.inputs())
+        .map(|(array, input)| Input::Donate(Array::from_host(runtime, array, &input.sharding).unwrap()));
+    let outputs = executable.run(inputs.collect()).unwrap();
+    let made = outputs.iter().map(|array| array.to_host().unwrap()).collect();
+    (made, executable.collectives().unwrap())
 }

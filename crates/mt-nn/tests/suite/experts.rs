@@ -8,7 +8,7 @@ use mt_nn::{
     axes::{BATCH, EMBED, EXPERT, MLP, POSITION, ROW},
     experts::{
         ExpertComputation, ExpertGroups, ExpertOptions, Experts, GatedUnit, GroupScore, Router, RouterBias,
-        RouterOptions, Scores, grouped_dot,
+        RouterOptions, RowGroups, Scores, grouped_dot,
     },
 };
 use mt_shape::{Axis, DType, HostArray, LogicalRules, Mesh, Placement, axis};
@@ -103,6 +103,10 @@ fn experts<'t>(t: &[Tensor<'t>]) -> Experts<Tensor<'t>> {
     }
 }
 
+fn grouped<'t>(t: &[Tensor<'t>]) -> Tensor<'t> {
+    grouped_dot(t[0], t[1], RowGroups { sizes: t[2], usual_share: 1.0 }, EMBED)
+}
+
 fn output<'t>(t: &[Tensor<'t>], options: &ExpertOptions) -> Tensor<'t> {
     experts(t).forward(t[0], options).0
 }
@@ -148,8 +152,7 @@ fn rows_are_multiplied_by_the_matrices_of_their_groups() {
             (vec![axis(EXPERT, experts), axis(EMBED, depth), axis(MLP, width)], matrices.clone()),
             (vec![axis(EXPERT, experts)], HostArray::from_slice(DType::I32, &[experts], &sizes).unwrap()),
         ];
-        let result =
-            run("grouped", &arguments, |_, t| vec![grouped_dot(t[0], t[1], t[2], EMBED)]).remove(0).to_f64();
+        let result = run("grouped", &arguments, |_, t| vec![grouped(&t)]).remove(0).to_f64();
         let (rows, matrices) = (rows.to_f64(), matrices.to_f64());
         let groups = sizes.iter().enumerate().flat_map(|(group, size)| vec![group; *size as usize]);
         for (row, group) in groups.enumerate() {

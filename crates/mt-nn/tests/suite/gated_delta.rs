@@ -1,12 +1,17 @@
-//! Gated DeltaNet, compared with its recurrence in `f64` on the host, and with itself over other parts of a sequence.
+//! Linear attention and Gated DeltaNet, compared with their recurrences in `f64` on the host, and with themselves over
+//! other chunks of a sequence.
 
 use mt_nn::{
     Linear, NormOptions, RmsNorm, SequenceOrder,
     attention::Segments,
     axes::{BATCH, EMBED, HEAD_DIM, KEY_HEADS, KV_POSITION, POSITION, VALUE_DIM, VALUE_GROUP},
     gated_delta::{
-        CHANNEL, DeltaInputs, DeltaOptions, DeltaSizes, DeltaState, DepthwiseKernel, GatedDelta, ONE,
-        PROJECTED, RATES, TAP, VALUE_HEADS, VALUES, delta_rule, unit_lower_inverse,
+        CHANNEL, DeltaOptions, DeltaSizes, DeltaState, DepthwiseKernel, GatedDelta, ONE, PROJECTED, RATES,
+        TAP, VALUE_HEADS, VALUES,
+    },
+    linear_attention::{
+        LinearAttentionInputs, LinearAttentionOptions, MemoryUpdate, empty_memory, linear_attention,
+        unit_lower_inverse,
     },
 };
 use mt_shape::{Axis, DType, HostArray, axis};
@@ -19,6 +24,8 @@ const SIZES: DeltaSizes = DeltaSizes { key_heads: 2, group: 3, key: 5, value: 4,
 fn options(sizes: DeltaSizes, chunk: usize) -> DeltaOptions {
     DeltaOptions { sizes, chunk, normalizes: true, norm: NormOptions { epsilon: 1e-6, offset: 0.0 } }
 }
+
+const UPDATES: [MemoryUpdate; 2] = [MemoryUpdate::Sum, MemoryUpdate::Correction];
 
 /// The axes and dimensions of the rule's inputs.
 fn rule_axes(sizes: DeltaSizes, batch: usize, length: usize) -> [Vec<Axis>; 6] {
@@ -69,14 +76,19 @@ fn rule_arguments(sizes: DeltaSizes, segments: &[&[i32]], rate: f64) -> Vec<Argu
     arguments
 }
 
-fn rule<'t>(t: &[Tensor<'t>], options: &DeltaOptions) -> (Tensor<'t>, Tensor<'t>) {
-    let inputs =
-        DeltaInputs { query: t[0], key: t[1], value: t[2], write: t[3], log_decay: t[4], segments: t[5] };
-    delta_rule(&inputs, None, options)
+fn rule<'t>(t: &[Tensor<'t>], update: MemoryUpdate, options: &DeltaOptions) -> (Tensor<'t>, Tensor<'t>) {
+    let [query, key, value, write, log_decay, segments] = [t[0], t[1], t[2], t[3], t[4], t[5]];
+    let inputs = LinearAttentionInputs { query, key, value, write, log_decay, segments };
+    linear_attention(&inputs, empty_memory(&inputs), &LinearAttentionOptions { update, ..options.rule() })
 }
 
 /// The outputs, and the memory at the end, token by token.
-fn recurrence(sizes: DeltaSizes, arguments: &[Argument], segments: &[&[i32]]) -> (Vec<f64>, Vec<f64>) {
+fn recurrence(
+    sizes: DeltaSizes,
+    update: MemoryUpdate,
+    arguments: &[Argument],
+    segments: &[&[i32]],
+) -> (Vec<f64>, Vec<f64>) {
     let DeltaSizes { key_heads, group, key: width, value: value_width, .. } = sizes;
     let values: Vec<Vec<f64>> = arguments.iter().map(|(_, array)| array.to_f64()).collect();
     let length = segments[0].len();
@@ -108,7 +120,11 @@ fn recurrence(sizes: DeltaSizes, arguments: &[Argument], segments: &[&[i32]]) ->
                         let read = |with: &[f64], state: &[Vec<f64>]| -> f64 {
                             state.iter().zip(with).map(|(row, with)| row[column] * with).sum()
                         };
-                        let added = strength * (written - read(&key, &state));
+                        let recalled = match update {
+                            MemoryUpdate::Sum => 0.0,
+                            MemoryUpdate::Correction => read(&key, &state),
+                        };
+                        let added = strength * (written - recalled);
                         for (row, key) in state.iter_mut().zip(&key) {
                             row[column] += key * added;
                         }
@@ -132,10 +148,24 @@ fn largest(values: &[f64]) -> f64 {
 /// Checks outputs at tokens, and the memory after them.
 #[track_caller]
 fn check_rule(sizes: DeltaSizes, segments: &[&[i32]], rate: f64, chunk: usize, bound: f64) {
+    for update in UPDATES {
+        check_update(sizes, update, segments, rate, chunk, bound);
+    }
+}
+
+#[track_caller]
+fn check_update(
+    sizes: DeltaSizes,
+    update: MemoryUpdate,
+    segments: &[&[i32]],
+    rate: f64,
+    chunk: usize,
+    bound: f64,
+) {
     let arguments = rule_arguments(sizes, segments, rate);
-    let (output, memory) = recurrence(sizes, &arguments, segments);
-    let made = run("delta_rule", &arguments, |_, t| {
-        let (output, memory) = rule(&t, &options(sizes, chunk));
+    let (output, memory) = recurrence(sizes, update, &arguments, segments);
+    let made = run("linear_attention", &arguments, |_, t| {
+        let (output, memory) = rule(&t, update, &options(sizes, chunk));
         vec![output, memory]
     });
     let is_token: Vec<bool> =
@@ -148,10 +178,10 @@ fn check_rule(sizes: DeltaSizes, segments: &[&[i32]], rate: f64, chunk: usize, b
         .enumerate()
         .map(|(place, (own, expected))| if is_token[place / of_token] { own - expected } else { 0.0 });
     let error = largest(&difference.collect::<Vec<_>>()) / largest(&output);
-    assert!(error < bound, "{sizes:?} {chunk} {rate}: outputs differ by {error:e}");
+    assert!(error < bound, "{update:?} {sizes:?} {chunk} {rate}: outputs differ by {error:e}");
     let difference: Vec<f64> = made[1].to_f64().iter().zip(&memory).map(|(a, b)| a - b).collect();
     let error = largest(&difference) / largest(&memory);
-    assert!(error < bound, "{sizes:?} {chunk} {rate}: memories differ by {error:e}");
+    assert!(error < bound, "{update:?} {sizes:?} {chunk} {rate}: memories differ by {error:e}");
 }
 
 #[test]
@@ -183,6 +213,13 @@ fn documents_begin_with_an_empty_memory() {
 /// The gradients of a chunked rule are those of one without chunks, and the slope of the recurrence.
 #[test]
 fn gradients_do_not_depend_on_the_chunk() {
+    for update in UPDATES {
+        check_gradients(update);
+    }
+}
+
+#[track_caller]
+fn check_gradients(update: MemoryUpdate) {
     let segments: Vec<i32> = [vec![1; 8], vec![2; 11], vec![0; 2]].concat();
     let (segments, other) = (segments.as_slice(), vec![1; 21]);
     let rows: [&[i32]; 2] = [segments, &other];
@@ -194,11 +231,13 @@ fn gradients_do_not_depend_on_the_chunk() {
     cotangent[19 * of_token..21 * of_token].fill(0.0);
     let narrow: Vec<f32> = cotangent.iter().map(|value| *value as f32).collect();
     let narrow = HostArray::from_slice(DType::F32, &dims(&axes[2]), &narrow).unwrap();
-    let of = |chunk| gradients("delta_rule", &arguments, &narrow, |t| rule(t, &options(SIZES, chunk)).0).1;
+    let of = |chunk| {
+        gradients("linear_attention", &arguments, &narrow, |t| rule(t, update, &options(SIZES, chunk)).0).1
+    };
     let expected = of(1);
     for chunk in [4, 8, 64] {
         for (index, (own, expected)) in of(chunk).iter().zip(&expected).enumerate() {
-            assert_close(&format!("chunk {chunk}, gradient {index}"), own, expected, 2e-5);
+            assert_close(&format!("{update:?}, chunk {chunk}, gradient {index}"), own, expected, 2e-5);
         }
     }
     for (index, gradient) in of(8).iter().enumerate() {
@@ -208,7 +247,7 @@ fn gradients_do_not_depend_on_the_chunk() {
             let values: Vec<f64> =
                 moved[index].1.to_f64().iter().zip(&direction).map(|(x, d)| x + step * d).collect();
             moved[index].1 = HostArray::from_slice(DType::F64, gradient.dims(), &values).unwrap();
-            let (output, _) = recurrence(SIZES, &moved, &rows);
+            let (output, _) = recurrence(SIZES, update, &moved, &rows);
             output.iter().zip(&cotangent).map(|(y, c)| y * c).sum::<f64>()
         };
         let slope = (along(1e-5) - along(-1e-5)) / 2e-5;
@@ -223,7 +262,7 @@ fn gradients_do_not_depend_on_the_chunk() {
             .sum();
         assert!(
             (own - slope).abs() < 1e-4 * slope.abs().max(1.0),
-            "gradient {index}: {own} instead of {slope}"
+            "{update:?}, gradient {index}: {own} instead of {slope}"
         );
     }
 }

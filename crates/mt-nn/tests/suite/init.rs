@@ -57,6 +57,29 @@ fn values_have_the_distribution_that_is_asked_for() {
     assert_ne!(values[0], values[4], "parameters draw differently");
 }
 
+/// Rates of decay are uniform and time steps log-uniform between two numbers; the parameters are functions of them.
+#[test]
+fn rates_and_time_steps_lie_between_their_bounds() {
+    let spec = |initializer| ParamSpec::new([(axis(EMBED, 4000), logical::EMBED)], initializer);
+    let [rates, steps] = [[1.0, 16.0], [1e-3, 1e-1]];
+    let results = run("initialize", &[], |region, _| {
+        let rate = Initializer::LogOfUniform { smallest: rates[0], largest: rates[1] };
+        let step = Initializer::InverseSoftplusOfLogUniform { smallest: steps[0], largest: steps[1] };
+        initialize(region, region.key(0), &[(path(&["a"]), spec(rate)), (path(&["b"]), spec(step))])
+    });
+    let drawn = [
+        (results[0].to_f64().iter().map(|value| value.exp()).collect::<Vec<f64>>(), rates),
+        (results[1].to_f64().iter().map(|value| value.exp().ln_1p().ln()).collect(), steps.map(f64::ln)),
+    ];
+    for (values, [low, high]) in drawn {
+        let slack = 1e-4 * (high - low);
+        assert!(values.iter().all(|value| (low - slack..=high + slack).contains(value)), "{values:?}");
+        let (mean, spread) = (values.iter().sum::<f64>() / 4000.0, deviation(&values));
+        assert!((mean - (low + high) / 2.0).abs() < 0.02 * (high - low), "{mean}");
+        assert!((spread * 12_f64.sqrt() / (high - low) - 1.0).abs() < 0.03, "{spread}");
+    }
+}
+
 #[test]
 fn stacked_and_unrolled_layers_start_alike() {
     let spec = ParamSpec::new([(axis(EMBED, 7), logical::EMBED)], Initializer::fan_in(1.0, 7));

@@ -10,6 +10,26 @@ pub const LM_LOSS: &str = "learning/lm_loss";
 pub const Z_LOSS: &str = "learning/z_loss";
 /// The loss of the tokens that prediction modules predict, as added to [`LOSS`].
 pub const PREDICTION_LOSS: &str = "learning/mtp_loss";
+/// The negative log-likelihood of chosen answers, as added to [`LOSS`].
+pub const LIKELIHOOD_LOSS: &str = "learning/nll_loss";
+/// The estimated divergence from the reference model in KTO, in nats.
+pub const DIVERGENCE: &str = "learning/kl";
+
+// Metrics of preference data, as TRL names them: in training after `learning/`, in evaluations after `eval/avg_`.
+
+/// The mean reward of chosen, or desirable, answers.
+pub const CHOSEN_REWARDS: &str = "rewards/chosen";
+/// The mean reward of rejected, or undesirable, answers.
+pub const REJECTED_REWARDS: &str = "rewards/rejected";
+/// The mean difference of both rewards.
+pub const REWARD_MARGINS: &str = "rewards/margins";
+/// The share of pairs whose chosen answer has the larger reward.
+pub const REWARD_ACCURACIES: &str = "rewards/accuracies";
+/// The mean log-probability of chosen, or desirable, answers.
+pub const CHOSEN_LOG_PROBABILITIES: &str = "logps/chosen";
+/// The mean log-probability of rejected, or undesirable, answers.
+pub const REJECTED_LOG_PROBABILITIES: &str = "logps/rejected";
+
 /// The exponential of the language-modeling loss.
 pub const PERPLEXITY: &str = "learning/perplexity";
 /// The sum of the weights of all counted tokens.

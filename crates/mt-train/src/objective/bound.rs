@@ -1,7 +1,10 @@
 //! Models bound to their parameters in a program, as objectives use them.
 
 use mt_models::{Forward, LayerOutput, Model, OfLayers, Tokens};
-use mt_nn::{ParamSpec, TiledHead, TokenLoss, narrow_token_loss, token_log_probabilities, token_loss};
+use mt_nn::{
+    ParamSpec, TiledHead, TokenLoss, narrow_token_loss, token_log_probabilities, token_log_squares,
+    token_loss,
+};
 use mt_shape::{DType, Path, logical};
 use mt_trace::{Key, Memory, Tensor};
 
@@ -135,6 +138,19 @@ impl<'t> BoundModel<'_, 't> {
             return token_log_probabilities(logits, targets, self.usage.loss_in_f32);
         }
         self.in_tiles(0.0, |head| head.token_log_probabilities(&parameters, hidden, targets))
+    }
+
+    /// The logarithm of the sum of squared probabilities of all tokens of the vocabulary, computed in tiles as
+    /// [`Self::token_loss`] is. It has no gradient.
+    ///
+    /// # Shapes
+    /// `[batch, position, embed], i32[batch, position] -> f32[batch, position]`
+    pub fn token_log_squares(&self, hidden: Tensor<'t>, targets: Tensor<'t>) -> Tensor<'t> {
+        let (parameters, hidden) = self.head_inputs(hidden);
+        if self.usage.num_vocab_tiling == 1 {
+            return token_log_squares(self.model.apply_head(&parameters, hidden));
+        }
+        self.in_tiles(0.0, |head| head.token_log_squares(&parameters, hidden, targets))
     }
 
     /// Hands on the head as it is applied in tiles of positions.

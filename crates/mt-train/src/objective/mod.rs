@@ -8,10 +8,11 @@ mod block_diffusion;
 mod bound;
 mod further_tokens;
 mod next_token;
+mod preference;
 
 use std::{borrow::Cow, path::PathBuf, sync::Arc};
 
-use mt_config::{TrainConfig, TrainingObjective};
+use mt_config::{PreferenceAlgorithm, TrainConfig, TrainingObjective};
 use mt_models::Model;
 use mt_nn::SequenceOrder;
 use mt_shape::{Axis, DType};
@@ -22,6 +23,7 @@ pub use block_diffusion::BlockDiffusion;
 pub use bound::{BoundModel, HiddenStates, SideOutputs};
 pub use further_tokens::FurtherTokens;
 pub use next_token::NextToken;
+pub use preference::{JudgedAnswers, PreferencePairs};
 
 pub(crate) use bound::ModelUse;
 
@@ -88,6 +90,7 @@ impl<'t> BatchTensors<'t> {
 }
 
 /// A model that an objective uses and does not train.
+#[derive(Clone)]
 pub struct FrozenModel {
     /// The prefix of its arrays' names in programs.
     pub name: &'static str,
@@ -95,19 +98,22 @@ pub struct FrozenModel {
 }
 
 /// A frozen model and the source of its parameters.
+#[derive(Clone)]
 pub enum FrozenSource {
     /// The trained model with its initial parameters, from the path or the seed that the configuration names.
     /// Parameters that are not trained are not held twice: both models use the same arrays.
     FirstValues,
     /// Another model, with the parameters of a checkpoint or a Hugging Face directory.
     Loaded { model: Arc<dyn Model>, path: PathBuf },
+    /// The trained model with other parameters, from the checkpoint or Hugging Face directory at the path.
+    OtherValues(PathBuf),
 }
 
 impl FrozenModel {
     /// The model, which may be the trained one.
     pub(crate) fn model<'a>(&'a self, trained: &'a dyn Model) -> &'a dyn Model {
         match &self.source {
-            FrozenSource::FirstValues => trained,
+            FrozenSource::FirstValues | FrozenSource::OtherValues(_) => trained,
             FrozenSource::Loaded { model, .. } => &**model,
         }
     }
@@ -175,8 +181,23 @@ pub trait Objective: Send + Sync {
     fn evaluate<'t>(&self, models: &Models<'_, 't>, batch: &BatchTensors<'t>) -> NamedTensors<'t>;
 }
 
+/// The reference model of losses on preference data.
+fn reference_model(settings: &TrainConfig) -> FrozenModel {
+    let source = match &settings.preference.reference_path {
+        Some(path) => FrozenSource::OtherValues(path.clone()),
+        None => FrozenSource::FirstValues,
+    };
+    FrozenModel { name: "reference", source }
+}
+
 /// The objective that the configuration selects.
 pub(crate) fn of_config(settings: &TrainConfig) -> Arc<dyn Objective> {
+    if settings.preference.use_dpo {
+        return match settings.preference.algo {
+            PreferenceAlgorithm::Kto => Arc::new(JudgedAnswers::of_config(settings)),
+            _ => Arc::new(PreferencePairs::of_config(settings)),
+        };
+    }
     let tokens = NextToken {
         length: settings.data.max_target_length,
         vocab_size: settings.model.vocab_size,

@@ -13,7 +13,7 @@ use mt_runtime::Runtime;
 use super::{Ending, TrainReport};
 use crate::{
     TrainError, TrainPlan,
-    restore::{Resume, check_sources},
+    restore::{Resume, check_frozen, check_sources},
     state::steps_done,
     train_loop::Progress,
 };
@@ -64,6 +64,7 @@ impl RunDirectory {
                 )?;
             }
         }
+        plan.loss.frozen.iter().try_for_each(|frozen| check_frozen(frozen, &*plan.model))?;
         Ok(directory)
     }
 

@@ -3,13 +3,10 @@
 mod directory;
 mod schedule;
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
-use mt_config::{RunRecord, TrainConfig, tokenizer_directory};
-use mt_data::{DataError, ExampleCounts, Position, Tokenizer, Watch};
+use mt_config::{RunRecord, TrainConfig, token_numbers_path};
+use mt_data::{DataError, ExampleCounts, Position, Watch};
 use mt_runtime::{Installation, Runtime, start_runtime};
 
 use crate::{
@@ -119,6 +116,9 @@ pub fn train(
     }
     let position = say_where_it_begins(&plan, &trainer, &directory, resumed, record, observer)?;
     directory.save_config(record)?;
+    if let Some(numbers) = plan.model.token_numbers() {
+        numbers.save(&token_numbers_path(&directory.path))?;
+    }
     directory.keep();
 
     let RunData { train, evaluation, baseline, conversations } = data;
@@ -195,32 +195,12 @@ fn data(
         evaluation_steps: settings.run.eval_steps,
         evaluates: settings.run.eval_interval.is_some(),
         inherited_tokenizer: settings.inherited_tokenizer(),
+        token_numbers: plan.model.token_numbers(),
         resumes: directory.newest.is_some(),
         observer: &options.observer,
         watch: Watch::new(&report, &is_stopped),
     };
-    let data = request.open(plan.objective())?;
-    check_memories(settings, &directory.path)?;
-    Ok(data)
-}
-
-/// Checks that memories of n-grams number tokens as the run's tokenizer does, since hashes follow from the numbers.
-fn check_memories(settings: &TrainConfig, run: &Path) -> Result<(), TrainError> {
-    let (keys, kept) = (&settings.model.engram, tokenizer_directory(run));
-    if keys.engram_layers.is_empty() || !Tokenizer::is_saved_in(&kept) {
-        return Ok(());
-    }
-    let named = Tokenizer::open(Some(keys.tokenizer_type.name()), keys.tokenizer_path.as_deref())?;
-    if named.fingerprint() == Tokenizer::load(&kept)?.fingerprint() {
-        return Ok(());
-    }
-    let problem = format!(
-        "the tokenizer {} is not the one that the run keeps in `{}`, so that memories of n-grams would read other \
-         entries\nhint: restore the tokenizer with which the run began",
-        named.name(),
-        kept.display()
-    );
-    Err(DataError::Options(problem).into())
+    request.open(plan.objective())
 }
 
 /// Reports the checkpoint and the configuration changes of a resumed run, and the placements if a key requests them.

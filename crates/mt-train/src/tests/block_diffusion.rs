@@ -9,13 +9,16 @@ use mt_data::{
     arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
 };
 use mt_ir::Target;
-use mt_nn::{LayerPlace, ParamSpec, SequenceOrder};
+use mt_nn::SequenceOrder;
 use mt_runtime::testing;
-use mt_shape::{DType, HostArray, Path};
+use mt_shape::{DType, HostArray};
 use mt_testing::{Golden, assert_close};
 use mt_trace::{ProgramOptions, Tensor, program};
 
-use super::training::{Setup, check_same_metrics, on_one_device, train};
+use super::{
+    published::published,
+    training::{Setup, check_same_metrics, on_one_device, train},
+};
 use crate::{
     gradients::ModelTensors,
     metrics::names,
@@ -93,30 +96,6 @@ fn clean(golden: &Golden) -> Batch {
         (TARGETS_SEGMENTATION, "segments"),
     ];
     Batch { rows: ROWS, arrays: arrays.map(of).into(), target_bytes: 0 }
-}
-
-/// The name of a parameter's values among the reference values.
-fn published(path: &Path, spec: &ParamSpec) -> String {
-    let LayerPlace::One(layer) = spec.place else {
-        return match path.to_string().as_str() {
-            "token_embedder.embedding" => "model.embed_tokens.weight".to_owned(),
-            "final_norm.scale" => "model.norm.weight".to_owned(),
-            _ => "lm_head.weight".to_owned(),
-        };
-    };
-    let part = match spec.role.as_str() {
-        "attention.query.kernel" => "self_attn.q_proj",
-        "attention.key.kernel" => "self_attn.k_proj",
-        "attention.value.kernel" => "self_attn.v_proj",
-        "attention.out.kernel" => "self_attn.o_proj",
-        "mlp.wi_0.kernel" => "mlp.gate_proj",
-        "mlp.wi_1.kernel" => "mlp.up_proj",
-        "mlp.wo.kernel" => "mlp.down_proj",
-        "pre_attention_norm.scale" => "input_layernorm",
-        "pre_mlp_norm.scale" => "post_attention_layernorm",
-        other => panic!("`{other}`"),
-    };
-    format!("model.layers.{layer}.{part}.weight")
 }
 
 /// The loss of a batch, its weight, and the gradients of the embedding and of the first layer's queries.

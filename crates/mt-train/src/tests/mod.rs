@@ -1,10 +1,12 @@
 //! Training programs, run on CPU devices.
 
+mod adapters;
 mod block_diffusion;
 mod compressed;
 mod context;
 mod counts;
 mod expert_loads;
+mod experts;
 mod formats;
 mod further_tokens;
 mod indexer;
@@ -15,6 +17,8 @@ mod optimizer_space;
 mod optimizers;
 mod placement;
 mod planned;
+mod preference;
+mod published;
 mod query_key_clip;
 mod restore;
 mod statistics;

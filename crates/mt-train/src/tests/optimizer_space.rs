@@ -9,7 +9,7 @@ use mt_data::{
 };
 use mt_models::{Affine, StateArray};
 use mt_optim::StepForm;
-use mt_runtime::{Array, Input, testing::cpu};
+use mt_runtime::{Array, testing::cpu};
 use mt_shape::{DType, HostArray};
 use mt_testing::{Golden, assert_close, norm};
 
@@ -125,13 +125,12 @@ fn check(family: &[&str], tied: bool, optimizer: &str, way: &[&str]) {
     let (of_state, of_batch) = inputs.split_at(layout.entries.len());
     let arrays = of_state.iter().zip(&first);
     let arrays = arrays.map(|(input, value)| Array::from_host(runtime, value, &input.sharding).unwrap());
-    let (mut state, _) = TrainState::from_outputs(arrays.collect(), layout);
+    let mut state = TrainState::of(arrays.collect(), layout);
     let declared = programs.loss.objective.arrays(ROWS);
     let batch = to_devices(runtime, &declared, of_batch, &golden.batch(), programs.order).unwrap();
     let mut reported: Vec<Vec<f64>> = vec![Vec::new(); names.len()];
     for _ in 0..STEPS {
-        let inputs = state.into_inputs().into_iter().chain(batch.iter().map(Input::Borrow)).collect();
-        let (next, rest) = TrainState::from_outputs(step.run(inputs).unwrap(), layout);
+        let (next, rest) = state.step(&step, layout, batch.iter()).unwrap();
         let values = rest[0].to_host().unwrap().to_f64();
         reported.iter_mut().zip(values).for_each(|(reported, value)| reported.push(value));
         state = next;

@@ -18,7 +18,7 @@ pub enum Part {
 
 /// The arrays that a step's collectives move, once per execution: collective, kind of array, bytes, and source
 /// operation.
-fn exchanges(trained: &Trained) -> Vec<(&str, Part, usize, &str)> {
+pub fn exchanges(trained: &Trained) -> Vec<(&str, Part, usize, &str)> {
     let arrays = trained.exchanges.iter().flat_map(|exchange| {
         let times = exchange.times as usize;
         exchange.arrays.iter().flat_map(move |bytes| std::iter::repeat_n((exchange, *bytes as usize), times))

@@ -78,7 +78,7 @@ fn saved_as(
         Array::from_host(cpu(mesh.1), value, &entry.array.sharding(&setup.placement)).unwrap()
     };
     let arrays = layout.entries.iter().zip(&values).map(place).collect();
-    let (state, _) = TrainState::from_outputs(arrays, &layout);
+    let state = TrainState::of(arrays, &layout);
     let (entries, extra_items) = state.entries(&layout).unwrap();
     let lock = RunLock::acquire(directory).unwrap();
     let mut manager = CheckpointManager::open(directory, &lock, ManagerOptions::default()).unwrap();

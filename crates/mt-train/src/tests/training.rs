@@ -216,11 +216,15 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
     };
     let inputs = step.inputs();
     let num_state = inputs.iter().take_while(|value| is_state(&value.name)).count();
-    let mut state: BTreeMap<String, Array> = inputs[..num_state].iter().map(place).collect();
+    // Steps do not return the base below adapters.
+    let is_returned = |name: &str| step.outputs().iter().any(|value| value.name == name);
+    let (mut state, base): (BTreeMap<String, Array>, BTreeMap<String, Array>) =
+        inputs[..num_state].iter().map(place).partition(|(name, _)| is_returned(name));
     let declared = programs.loss.objective.arrays(NUM_ROWS);
     let given = to_devices(runtime, &declared, &inputs[num_state..], &batch(), programs.order).unwrap();
     let bytes = state
         .iter()
+        .chain(&base)
         .map(|(name, array)| {
             (name.clone(), (0..num_devices).map(|device| array.bytes_on_device(device)).collect())
         })
@@ -234,7 +238,9 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
         let mut given = given.iter();
         let inputs = step.inputs().iter().map(|value| match state.remove(&value.name) {
             Some(array) => Input::Donate(array),
-            None => Input::Borrow(given.next().expect("inputs other than the state are arrays of the batch")),
+            None => Input::Borrow(base.get(&value.name).unwrap_or_else(|| {
+                given.next().expect("inputs other than the state are arrays of the batch")
+            })),
         });
         let outputs = step.run(inputs.collect()).unwrap();
         for (value, array) in step.outputs().iter().zip(outputs) {

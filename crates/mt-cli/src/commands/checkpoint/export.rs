@@ -9,11 +9,14 @@ use std::{
 use mt_checkpoint::{CheckpointError, WeightsOptions};
 use mt_config::{LoadConfig, ModelGroup, TokenizerChoice, TokenizerGroup, tokenizer_directory};
 use mt_data::Tokenizer;
-use mt_engine::load_model;
+use mt_engine::{LoadedAdapters, MERGE_PROGRAM, load_adapters, load_model};
 use mt_models::{
-    ModelError, Storage, build_decoder,
-    hugging_face::{check_described, config_of, context_length, description_path, write_weights},
+    AdapterBase, ModelError, Storage, build_decoder,
+    hugging_face::{
+        check_described, config_of, context_length, description_path, write_adapters, write_weights,
+    },
 };
+use mt_runtime::CompileSettings;
 use mt_shape::DType;
 use serde_json::{Map, Value, json};
 
@@ -22,7 +25,7 @@ use super::{
     table::{bytes, counted},
 };
 use crate::{
-    arguments::Export,
+    arguments::{Export, ExportFormat},
     commands::{report_loaded, say_installation},
     failure::{Failure, print},
 };
@@ -49,14 +52,21 @@ pub fn run(command: Export) -> Result<(), Failure> {
     let directory = &command.output;
     check_target(directory)?;
     let source = Source::of(command.settings)?;
+    if command.format == ExportFormat::Peft {
+        return export_adapters(&source, directory, command.dtype.is_some());
+    }
     let dtype = command.dtype.map_or_else(|| source.dtype(), |dtype| dtype.dtype());
     let mut load = LoadConfig::from_config(&source.config)?;
     // Weights that are read in the type in which they are written are rounded at most once.
     load.model.weight_dtype = dtype;
     let mut files = Files::default();
-    describe(&source, &load.model, dtype, &mut files)?;
+    // Adapters are merged into the weights.
+    let mut plain = load.model.clone();
+    plain.lora.enable_lora = false;
+    describe(&source, &plain, dtype, &mut files)?;
     let loaded = load_model(&load, &mut say_installation)?;
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
+    let loaded = loaded.merged(&CompileSettings::of(&load.debug, &[MERGE_PROGRAM]))?;
     if let Some(quantized) = source.quantization() {
         eprintln!(
             "note: the weights are written dense, in {dtype}, without `quantization_config` (`{}`)",
@@ -74,6 +84,27 @@ pub fn run(command: Export) -> Result<(), Failure> {
         counted(written.files.len(), "file"),
         directory.display(),
         others.join(", "),
+    ))
+}
+
+/// Writes the adapters of a run, without their base, as a PEFT directory.
+fn export_adapters(source: &Source, directory: &Path, has_type: bool) -> Result<(), Failure> {
+    if has_type {
+        return Err(Failure::user(
+            "`--dtype` has no effect on adapters, which are written in float32\nhint: leave out `--dtype`",
+        ));
+    }
+    let load = LoadConfig::from_config(&source.config)?;
+    let LoadedAdapters { model, adapters, base } = load_adapters(&load, &mut say_installation)?;
+    let path = match &base {
+        AdapterBase::Saved { path, .. } => path.to_string_lossy().into_owned(),
+        AdapterBase::Drawn { .. } => String::new(),
+    };
+    let written = write_adapters(&*model, &adapters, &path, directory)?;
+    print(&format!(
+        "wrote {} of adapters (float32) in PEFT's format to `{}`, for the base `{path}`",
+        bytes(written.num_bytes),
+        directory.display(),
     ))
 }
 

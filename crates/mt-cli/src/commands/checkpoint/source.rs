@@ -83,6 +83,12 @@ impl Source {
                 _ => DType::BF16,
             };
         }
+        let weight_dtype =
+            self.config.entry("weight_dtype").value.as_str().and_then(|name| name.parse().ok());
+        if let Some(dtype) = weight_dtype.filter(|_| self.config.entry("enable_lora").value == true) {
+            // Adapters are saved in `f32`, whatever the type of the weights below them.
+            return dtype;
+        }
         // If the newest step is damaged, loading reports that and falls back to an older one.
         let listing = WeightsSource::open(&self.path).and_then(|source| source.listing());
         let types = listing.map(|mut listing| {

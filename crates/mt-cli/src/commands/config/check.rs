@@ -3,7 +3,7 @@
 use std::iter;
 
 use clap::{CommandFactory, Parser};
-use mt_config::{Config, Hardware, Named, Request, RunGroup, TrainConfig};
+use mt_config::{Config, Hardware, Named, PresetCommand, Request, RunGroup, TrainConfig};
 use mt_plan::compile::Subject;
 use mt_shape::DeviceAttributes;
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Commands of MaxText that are not built yet.
-const NOT_BUILT: &[&str] = &["sft", "dpo", "rl", "distill", "serve", "eval", "bench"];
+const NOT_BUILT: &[&str] = &["reward", "rl", "distill", "serve", "eval", "bench"];
 
 /// The commands whose arguments are configurations, and can be checked.
 pub fn checked() -> Vec<String> {
@@ -37,18 +37,22 @@ pub fn run(arguments: Check) -> Result<(), Failure> {
     if NOT_BUILT.contains(&first.as_str()) {
         return Err(not_built(&first));
     }
-    check_train(Settings { settings: arguments })
+    check_train(None, Settings { settings: arguments })
 }
 
 fn check(command: Command) -> Result<(), Failure> {
     match command {
-        Command::Train(settings) => check_train(settings),
+        Command::Train(settings) => check_train(None, settings),
+        Command::Sft(settings) => check_train(PresetCommand::named("sft"), settings),
+        Command::Dpo(settings) => check_train(PresetCommand::named("dpo"), settings),
+        Command::Chat(settings) => check_chat(settings),
         Command::Decode(command) => check_decode(command),
         Command::Estimate(command) => check_estimate(command),
         Command::Compile(command) => check_compile(command),
         Command::Logits(command) => check_logits(command),
         Command::Config(_)
         | Command::Checkpoint(_)
+        | Command::Data(_)
         | Command::Tokenizer(_)
         | Command::Plugin(_)
         | Command::Completion { .. }
@@ -62,9 +66,15 @@ fn checkable() -> String {
     format!("{} can be checked", names.join(", "))
 }
 
-fn check_train(settings: Settings) -> Result<(), Failure> {
-    let config = resolve(&Request::from_process(settings.settings).with_quick_start())?;
+fn check_train(preset: Option<&'static PresetCommand>, settings: Settings) -> Result<(), Failure> {
+    let request = Request::from_process(settings.settings).with_quick_start().for_command(preset);
+    let config = resolve(&request)?;
     warn(&config);
+    // The quick start of such a command has the tokenizer of the run that it adapts, which may not exist yet.
+    let config = match preset {
+        Some(_) if config.is_quick_start() => config.with_derived("tokenizer_type", "byte"),
+        _ => config,
+    };
     let train = TrainConfig::from_config(&config)?;
     warn_of_training(&config);
     mt_models::build(&train.model)?;
@@ -100,6 +110,12 @@ fn check_decode(mut command: Decode) -> Result<(), Failure> {
         placement.mesh(placement.topology(devices, &DeviceAttributes::default())?)?;
     }
     report("the configuration of `maxtext decode`", &prepared.config)
+}
+
+fn check_chat(settings: Settings) -> Result<(), Failure> {
+    let prepared = decode::prepare_chat(settings)?;
+    mt_models::build(&prepared.decode.model)?;
+    report("the configuration of `maxtext chat`", &prepared.config)
 }
 
 fn check_estimate(mut command: Estimate) -> Result<(), Failure> {

@@ -60,7 +60,9 @@ fn no_model<'a>(filter: &str, known: impl IntoIterator<Item = &'a str>) -> Failu
 }
 
 fn row(name: &'static str) -> Result<Row, Failure> {
-    let arguments = vec![format!("model_name={name}")];
+    // Models with a memory of n-grams depend on a tokenizer. Which one it is changes nothing that is shown.
+    let arguments = [&format!("model_name={name}"), "tokenizer_type=byte", "override_model_config=true"];
+    let arguments = arguments.map(str::to_owned).to_vec();
     let config = Config::resolve(&Request { arguments, ..Request::default() })?;
     let number = |key: &str| config.entry(key).value.as_u64().unwrap_or_default();
     let text = |key: &str| config.entry(key).value.as_str().unwrap_or_default().to_owned();

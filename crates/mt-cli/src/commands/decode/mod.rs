@@ -1,17 +1,17 @@
 //! `maxtext decode`.
 
+mod answer;
 mod prompts;
 mod source;
 
 use std::{
     collections::BTreeSet,
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     ops::ControlFlow,
-    sync::Arc,
 };
 
 use mt_config::{Config, DecodeConfig, DecodeGroup};
-use mt_data::{DataError, DecodeStream, Tokenizer};
+use mt_data::Tokenizer;
 use mt_engine::{
     FinishReason, GeneratedToken, GenerationEvent, Limits, Loaded, PromptBounds, Request, SamplingOptions,
     Timing, load,
@@ -24,7 +24,9 @@ use crate::{
     commands::{report_loaded, say_installation},
     failure::Failure,
 };
-use prompts::{Chat, Prompt};
+pub use answer::{AnswerText, Screen};
+pub use prompts::Chat;
+use prompts::Prompt;
 pub use source::with_tokenizer_settings;
 use source::{FoundTokenizer, configure};
 
@@ -45,6 +47,49 @@ pub fn run(mut command: Decode) -> Result<(), Failure> {
     let (timing, texts) = generate(&loaded, &decode.decode, &limits, &asked, command.json)?;
     report_timing(&timing);
     check_expectation(&decode.decode, &texts)
+}
+
+/// The answers to the prompts of a configuration, without showing them.
+pub fn answers(keys: Vec<String>) -> Result<Vec<String>, Failure> {
+    let Prepared { decode, tokenizer, prompts, stop, .. } = prepare(Settings { settings: keys })?;
+    let requests: Vec<Request> =
+        prompts.into_iter().map(|prompt| Request { prompt: prompt.tokens, sample: 0 }).collect();
+    let loaded = load(&decode, tokenizer, &mut say_installation)?;
+    let limits = Limits { max_new_tokens: None, stop: stop.into_iter().collect() };
+    let sampling = SamplingOptions::from_config(&decode.decode);
+    let generation =
+        loaded.session()?.generate(&requests, &sampling, &limits, |_| ControlFlow::Continue(()))?;
+    let texts = generation.rows.iter().map(|row| loaded.tokenizer.decode(&row.tokens, true));
+    Ok(texts.collect::<Result<_, _>>()?)
+}
+
+/// The input of a conversation, read before any hardware is started or any weight is read.
+pub struct PreparedChat {
+    pub config: Config,
+    pub decode: DecodeConfig,
+    pub tokenizer: Tokenizer,
+    pub chat: Chat,
+    /// The tokens that end an answer.
+    pub stop: Vec<u32>,
+}
+
+/// Reads everything except the weights and the messages. Conversations need a chat template.
+pub fn prepare_chat(settings: Settings) -> Result<PreparedChat, Failure> {
+    let mut keys = settings.settings;
+    if !keys.iter().any(|key| key.starts_with("use_chat_template=")) {
+        keys.push("use_chat_template=true".to_owned());
+    }
+    let (config, source) = configure(keys)?;
+    let decode = DecodeConfig::from_config(&config)?;
+    let FoundTokenizer { tokenizer, directory } = source.tokenizer(&decode)?;
+    let Some(chat) = Chat::find(&decode.decode, &tokenizer, directory.as_deref())? else {
+        return Err(Failure::user(
+            "a conversation needs the chat template, but `use_chat_template` is `false`\n\
+             hint: leave it out, or continue texts with `maxtext decode`",
+        ));
+    };
+    let stop = tokenizer.end_ids().iter().copied().chain(chat.end(&tokenizer)).collect();
+    Ok(PreparedChat { config, decode, tokenizer, chat, stop })
 }
 
 /// The input of decoding, read before any hardware is started or any weight is read.
@@ -197,60 +242,6 @@ impl Receiver<'_> {
     }
 }
 
-/// The text of an answer as its tokens arrive.
-struct AnswerText {
-    stream: DecodeStream,
-    text: String,
-    tokens: Vec<u32>,
-}
-
-impl AnswerText {
-    /// An answer after a prompt, whose last tokens may affect the text of the answer's first ones.
-    fn after(prompt: &[u32], tokenizer: &Arc<Tokenizer>) -> Result<Self, DataError> {
-        let mut stream = DecodeStream::new(tokenizer.clone(), true);
-        for token in prompt {
-            stream.push(*token)?;
-        }
-        Ok(Self { stream, text: String::new(), tokens: Vec::new() })
-    }
-
-    /// Adds a token, and returns the text that it adds.
-    fn push(&mut self, token: u32) -> Result<String, DataError> {
-        let new = self.stream.push(token)?;
-        self.tokens.push(token);
-        self.text += &new;
-        Ok(new)
-    }
-
-    fn finish(&mut self) -> Result<String, DataError> {
-        let new = self.stream.finish()?;
-        self.text += &new;
-        Ok(new)
-    }
-}
-
-/// Standard output, until its reader closes it.
-struct Screen {
-    open: bool,
-}
-
-impl Screen {
-    fn show(&mut self, text: &str) -> Result<(), Failure> {
-        if !self.open || text.is_empty() {
-            return Ok(());
-        }
-        let mut output = io::stdout().lock();
-        match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
-            Ok(()) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                self.open = false;
-                Ok(())
-            }
-            Err(error) => Err(Failure::run(format!("cannot write to standard output: {error}"))),
-        }
-    }
-}
-
 /// A token counter on a terminal while no text is shown.
 struct Progress {
     visible: bool,
@@ -272,7 +263,7 @@ impl Progress {
     }
 }
 
-fn report_loading(loaded: &Loaded) {
+pub fn report_loading(loaded: &Loaded) {
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
     let step = loaded.step.map_or_else(String::new, |step| format!(" of step {step}"));
     say!("decoding with the checkpoint{step}: {}", loaded.checkpoint.display());
@@ -301,6 +292,8 @@ fn check_expectation(group: &DecodeGroup, texts: &[String]) -> Result<(), Failur
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]

@@ -115,10 +115,23 @@ impl Chat {
     }
 
     fn rendered(&self, prompt: &str) -> Result<String, DataError> {
-        let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
-        let system = self.system.as_deref().map(|system| message("system", system));
-        let messages: Vec<Message> = system.into_iter().chain([message("user", prompt)]).collect();
+        self.render(&[Message { role: "user".into(), content: prompt.into() }])
+    }
+
+    /// The text of a conversation up to the next answer. The system prompt comes first.
+    fn render(&self, messages: &[Message]) -> Result<String, DataError> {
+        let system = self.system.as_ref();
+        let system = system.map(|text| Message { role: "system".into(), content: text.clone() });
+        let messages: Vec<Message> = system.into_iter().chain(messages.iter().cloned()).collect();
         self.template.render(&messages, true, None)
+    }
+
+    /// The tokens of a conversation up to the next answer.
+    ///
+    /// # Errors
+    /// The template rejects the messages.
+    pub fn tokens(&self, messages: &[Message], tokenizer: &Tokenizer) -> Result<Vec<u32>, DataError> {
+        tokenizer.encode_with_special_tokens(&self.render(messages)?)
     }
 }
 

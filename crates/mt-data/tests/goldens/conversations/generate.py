@@ -4,11 +4,13 @@ and `conversations.parquet` with the conversations of the first cases, in row gr
     pip install transformers==5.23.0 trl==1.16.0 jinja2==3.1.6 pyarrow==26.0.1
     python generate.py
 
-Each case has a `template` (the name of a file in `../chat_templates`, `marked` for that of this script, or null), a
-`record`, `tokens`, and `trained`, the tokens that have a loss. Masks of prompts and answers are as in TRL's
-`SFTTrainer`, masks of marked templates are those of `apply_chat_template(return_assistant_tokens_mask=True)`.
+`strftime_now` stands still at `now`. Each case has a `template` (the name of a file in `../chat_templates`, `marked` for
+that of this script, or null), a `record`, `tokens`, and `trained`, the tokens that have a loss. Masks of prompts and
+answers are as in TRL's `SFTTrainer`, masks of marked templates are those of
+`apply_chat_template(return_assistant_tokens_mask=True)`.
 """
 
+import datetime
 import json
 import pathlib
 
@@ -16,9 +18,11 @@ import pyarrow
 import pyarrow.parquet
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 from trl.data_utils import common_prefix_length, is_conversational
 
 HERE = pathlib.Path(__file__).parent
+NOW = datetime.datetime(2026, 11, 23)
 SPECIAL = ["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|end|>", "<|im_start|>", "<|im_end|>"]
 MARKED = """{{- bos_token -}}
 {% for message in messages %}
@@ -56,7 +60,14 @@ PAIRS = [
 ]
 
 
+class Clock(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return NOW
+
+
 def main():
+    chat_template_utils.datetime = Clock
     inner = Tokenizer.from_file(str(HERE / "../llama3.json"))
     inner.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
     inner.save(str(HERE / "tokenizer.json"))
@@ -95,7 +106,7 @@ def main():
     rows = [dict(id=index, messages=case["record"]["messages"]) for index, case in enumerate(cases[:3])]
     table = pyarrow.Table.from_pylist(rows, schema=types)
     pyarrow.parquet.write_table(table, HERE / "conversations.parquet", row_group_size=2, compression="none")
-    content = dict(marked=MARKED, cases=cases)
+    content = dict(now=NOW.isoformat(), marked=MARKED, cases=cases)
     (HERE / "conversations.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -204,11 +204,8 @@ impl PartDescription for AttentionConfig {
         let &BatchDims { rows, length, dtype, .. } = batch;
         let (heads, kv_heads) = (self.query_heads.size, self.kv_heads.size);
         let (width, value_width, group) = (self.head_dim.size, self.value_dim.size, heads / kv_heads);
-        let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>]| Activation {
-            name,
-            dims: dims.to_vec(),
-            logical_axes: logical_axes.to_vec(),
-            dtype,
+        let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>]| {
+            Activation::new(name, dims, logical_axes, dtype)
         };
         let mut made = vec![activation(Some("query_proj"), &[rows, length, heads, width], &QUERY)];
         if self.options.is_gated {

@@ -58,7 +58,7 @@ impl Part for AttentionThenExpertsConfig {
     type Parameters<L> = AttentionThenExperts<L>;
 
     fn specs(&self, builder: &SpecBuilder) -> AttentionThenExperts<ParamSpec> {
-        let narrow = SpecBuilder { embed: builder.embed.with_size(self.width), ..*builder };
+        let narrow = SpecBuilder { embed: builder.embed.with_size(self.width), ..builder.clone() };
         let latent = (axis(LATENT, self.width), logical::MLP);
         let attention = Attention { out: self.attention.specs(&narrow).out, ..self.attention.specs(builder) };
         AttentionThenExperts {

@@ -3,13 +3,13 @@
 use mt_nn::{
     Initializer, ParamSpec, RotaryOptions,
     attention::{
-        BLOCK_SLOT, BlockIndexer, BlockOptions, CACHED_LATENTS, COMPRESSED_QUERY, CompressedAttention,
-        CompressedInputs, CompressedOptions, Compressor, GROUP_FEATURES, INDEX_QUERY, OUTPUT_GROUP,
-        OUTPUT_LATENT, OUTPUT_LATENTS, POOLED_WIDTH, Pooling,
+        BLOCK_SLOT, BlockIndexer, BlockIndexerOptions, BlockOptions, CACHED_LATENTS, COMPRESSED_QUERY,
+        CompressedAttention, CompressedInputs, CompressedOptions, Compressor, GROUP_FEATURES, INDEX_QUERY,
+        OUTPUT_GROUP, OUTPUT_LATENT, OUTPUT_LATENTS, POOLED_WIDTH, Pooling,
     },
     axes::{HEAD_DIM, INDEX_HEADS, KV_HEADS, QUERY_HEADS, QUERY_LATENT},
 };
-use mt_shape::{DType, LogicalAxis, Tree, axis, logical};
+use mt_shape::{DType, Tree, axis, logical};
 use mt_trace::Tensor;
 
 use crate::{
@@ -49,6 +49,12 @@ impl CompressedAttentionConfig {
     fn pooled_widths(&self) -> Vec<usize> {
         let Some(blocks) = self.options.blocks else { return Vec::new() };
         std::iter::once(self.head_dim).chain(blocks.indexer.map(|indexer| indexer.head_dim)).collect()
+    }
+
+    /// The choice of blocks in rows of this length, if they have more blocks than a query may choose.
+    fn chooses(&self, length: usize) -> Option<BlockIndexerOptions> {
+        let blocks = self.options.blocks?;
+        blocks.indexer.filter(|choice| length / blocks.size > choice.num_chosen)
     }
 }
 
@@ -147,29 +153,37 @@ impl PartDescription for CompressedAttentionConfig {
 
     fn activations(&self, batch: &BatchDims) -> Vec<Activation> {
         let &BatchDims { rows, length, dtype, .. } = batch;
-        let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>], dtype| Activation {
-            name,
-            dims: dims.to_vec(),
-            logical_axes: logical_axes.to_vec(),
-            dtype,
-        };
-        let of_tokens = [Some(logical::ACTIVATION_KV_BATCH), None, None];
-        let narrow = |name, width| activation(name, &[rows, length, width], &of_tokens, dtype);
+        let of_keys = [Some(logical::ACTIVATION_KV_BATCH), None, None];
+        let of_queries = [Some(logical::ACTIVATION_KV_BATCH), Some(logical::ACTIVATION_LENGTH_ATTN), None];
+        let narrow = |name, width| Activation::new(name, &[rows, length, width], &of_queries, dtype);
+        let key = |name, width| Activation::new(name, &[rows, length, width], &of_keys, dtype);
         let of_heads = |name, width, dtype| {
-            activation(name, &[rows, length, self.heads, width], &COMPRESSED_QUERY, dtype)
+            Activation::new(name, &[rows, length, self.heads, width], &COMPRESSED_QUERY, dtype)
         };
         let mut made = vec![
             narrow(Some("query_wa_proj"), self.query_latent),
             of_heads(Some("query_proj"), self.head_dim, dtype),
-            narrow(Some("key_proj"), self.head_dim),
+            key(Some("key_proj"), self.head_dim),
         ];
         let halves = self.options.blocks.map_or(1, BlockOptions::halves);
-        for width in self.pooled_widths() {
-            // Vectors and logits, and both again in blocks.
-            let wide = || narrow(Some("kv_proj"), halves * width);
-            made.extend([wide(), wide(), narrow(None, 2 * halves * width)]);
-        }
         let blocks = self.options.blocks.map_or(0, |blocks| length / blocks.size);
+        for width in self.pooled_widths() {
+            // Vectors and logits, both again in blocks, and the pooled keys.
+            let wide = || key(Some("kv_proj"), halves * width);
+            made.extend([wide(), wide(), key(None, 2 * halves * width)]);
+            made.push(Activation::new(None, &[rows, blocks, width], &of_keys, dtype));
+        }
+        if let Some(choice) = self.chooses(length) {
+            let pairs =
+                |heads| Activation::new(None, &[rows, length, heads * blocks], &of_queries, DType::F32);
+            // Queries of the indexer, their products with all pooled keys, and the scores.
+            let queries = [rows, length, choice.heads * choice.head_dim];
+            made.extend([
+                Activation::new(None, &queries, &of_queries, DType::F32),
+                pairs(choice.heads),
+                pairs(1),
+            ]);
+        }
         let window = self.options.window;
         let keys = blocks + if length <= window { length + window } else { 2 * window };
         // Attention logits, and the attention weights.
@@ -186,31 +200,34 @@ impl PartDescription for CompressedAttentionConfig {
 
     fn pair_operations(&self) -> Vec<AttentionFlops> {
         let products = 2 * self.heads * self.head_dim;
-        vec![match self.options.blocks {
-            None => AttentionFlops {
-                width: products,
-                window: Some(self.options.window),
-                is_causal: true,
-                block: None,
-                above: 0,
-            },
-            Some(blocks) => {
-                let choice = blocks.indexer.map_or(0, |indexer| indexer.heads * indexer.head_dim);
-                AttentionFlops {
-                    width: (products + choice) / blocks.size,
-                    window: None,
-                    is_causal: true,
-                    block: None,
-                    above: 0,
-                }
-            }
-        }]
+        let of_window = AttentionFlops {
+            width: products,
+            window: Some(self.options.window),
+            is_causal: true,
+            block: None,
+            above: 0,
+        };
+        let Some(blocks) = self.options.blocks else { return vec![of_window] };
+        let choice = blocks.indexer;
+        // A block counts as its tokens, with a share of the width each.
+        let tokens = |chosen: BlockIndexerOptions| chosen.num_chosen * blocks.size;
+        let of_blocks =
+            AttentionFlops { width: products / blocks.size, window: choice.map(tokens), ..of_window };
+        let index = choice.map(|choice| AttentionFlops {
+            // A product of two vectors, and its weight in the sum over heads. Without a gradient, only the forward pass
+            // computes them: a third of the operations of a step.
+            width: choice.heads * (choice.head_dim + 1) / (3 * blocks.size),
+            window: None,
+            above: tokens(choice),
+            ..of_window
+        });
+        [of_window, of_blocks].into_iter().chain(index).collect()
     }
 
     fn token_operations(&self) -> usize {
-        // A layer that pools keys attends to a window, too.
-        let window = self.options.blocks.map_or(0, |_| self.options.window);
-        2 * self.heads * self.head_dim * window
+        // The means of blocks.
+        let halves = self.options.blocks.map_or(0, BlockOptions::halves);
+        self.pooled_widths().iter().map(|width| halves * width).sum()
     }
 
     fn rotary(&self) -> Option<&RotaryOptions> {

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
+use mt_data::CompressedVocabulary;
 use mt_nn::{
     Initializer, ParamSpec, RmsNorm,
-    axes::{BATCH, EMBED},
+    axes::{BATCH, EMBED, STREAMS},
     engram::{
         BRANCH, ENTRY, ENTRY_DIM, Engram, EngramOptions, EngramState, EntryTable, EntryTables, SELECTED,
-        ShortConvolution, TOKENS, WINDOW,
+        ShortConvolution, TOKENS,
     },
     gated_delta::{CHANNEL, DepthwiseKernel, ONE, TAP},
 };
-use mt_shape::{Axis, DType, HostArray, LogicalAxis, axis, logical};
+use mt_shape::{Axis, DType, HostArray, axis, logical};
 use mt_trace::{Region, Tensor};
 
 use crate::{
@@ -27,24 +28,43 @@ use crate::{
 pub struct EngramConfig {
     /// The width of the residual stream.
     pub embed: usize,
+    /// The number of residual streams.
+    pub streams: usize,
     pub options: EngramOptions,
 }
 
-/// The numbers of tokens without distinctions that hardly matter, one for each token of the model's vocabulary.
+/// The numbers of tokens without distinctions that hardly matter.
 #[derive(Clone, Debug, PartialEq)]
-pub struct TokenNumbers(pub Arc<[i32]>);
+pub struct TokenNumbers {
+    vocabulary: Arc<CompressedVocabulary>,
+    /// One for each token of the model's vocabulary.
+    numbers: Arc<[i32]>,
+}
 
 /// The tokens of a model's vocabulary.
 const TOKEN: &str = "token";
 
 impl TokenNumbers {
+    /// The numbers for a model with `vocab_size` tokens, which may be more than its tokenizer has.
+    pub fn new(vocabulary: CompressedVocabulary, vocab_size: usize) -> Self {
+        let mut numbers = vocabulary.numbers.clone();
+        // Tokens that the tokenizer lacks are never read.
+        numbers.resize(vocab_size, vocabulary.padding);
+        Self { vocabulary: vocabulary.into(), numbers: numbers.into() }
+    }
+
+    /// The numbers of the tokenizer's tokens.
+    pub fn vocabulary(&self) -> &Arc<CompressedVocabulary> {
+        &self.vocabulary
+    }
+
     /// The numbers of tokens.
     ///
     /// # Shapes
     /// `i32[batch, position] -> i32[batch, position]`
     pub(in crate::decoder) fn of<'t>(&self, region: Region<'t>, tokens: Tensor<'t>) -> Tensor<'t> {
-        let count = self.0.len();
-        let numbers = HostArray::from_slice(DType::I32, &[count], &self.0);
+        let count = self.numbers.len();
+        let numbers = HostArray::from_slice(DType::I32, &[count], &self.numbers);
         let table = region.table(numbers.expect("one number for each token"), &[axis(TOKEN, count)]);
         table.take(TOKEN, tokens)
     }
@@ -60,7 +80,7 @@ impl Part for EngramConfig {
     type Parameters<L> = Engram<L>;
 
     fn specs(&self, builder: &SpecBuilder) -> Engram<ParamSpec> {
-        let (embed, branch) = (builder.embed, axis(BRANCH, 1));
+        let (embed, branch) = (builder.embed, axis(BRANCH, self.streams));
         let memory = (self.options.memory_dim(), logical::ENGRAM_DIM);
         let [entries, width] = self.table();
         let norm = || RmsNorm { scale: builder.scale([(branch, logical::STREAMS), (embed, logical::NORM)]) };
@@ -72,7 +92,7 @@ impl Part for EngramConfig {
         let taps = [
             (axis(TAP, self.options.taps), logical::KV),
             (axis(ONE, 1), logical::KV),
-            (axis(CHANNEL, embed.size), logical::NORM),
+            (axis(CHANNEL, self.streams * embed.size), logical::NORM),
         ];
         Engram {
             multi_head_embedding: EntryTables { embedding: EntryTable { embedding: table } },
@@ -109,19 +129,19 @@ impl Part for EngramConfig {
 impl PartDescription for EngramConfig {
     fn state(&self, dims: &StateDims) -> Vec<StateSpec> {
         let batch = axis(BATCH, dims.batch);
-        let array = |name, axes: Vec<Axis>, logical_axes: &[Option<LogicalAxis>], dtype| StateSpec {
-            group: 0,
-            name,
-            axes,
-            logical_axes: logical_axes.to_vec(),
-            dtype,
-            kept: Kept::Whole,
+        let array = |name, count, widths: &[Axis], dtype| {
+            let axes = [&[batch, axis(TAP, count)], widths].concat();
+            let logical_axes = TOKENS.into_iter().chain(widths.iter().map(|_| None)).collect();
+            StateSpec { group: 0, name, axes, logical_axes, dtype, kept: Kept::Whole }
         };
-        let taps = |count| axis(TAP, count);
-        let tokens = array("ngram", vec![batch, taps(self.options.hash.longest() - 1)], &TOKENS, DType::I32);
+        let tokens = array("ngram", self.options.hash.longest() - 1, &[], DType::I32);
         let window = (self.options.window() > 0).then(|| {
             let embed = axis(EMBED, dims.embed);
-            array("memory_window", vec![batch, taps(self.options.window()), embed], &WINDOW, dims.dtype)
+            let widths = match self.streams {
+                1 => vec![embed],
+                streams => vec![axis(STREAMS, streams), embed],
+            };
+            array("memory_window", self.options.window(), &widths, dims.dtype)
         });
         [tokens].into_iter().chain(window).collect()
     }
@@ -134,9 +154,13 @@ impl PartDescription for EngramConfig {
             logical_axes: SELECTED.to_vec(),
             dtype,
         };
-        // Key and value, their norms, and the convolution.
-        let streams = (0..5).map(|_| batch.residual(None));
-        [selected].into_iter().chain(streams).chain([batch.residual(Some("engram"))]).collect()
+        // The value that streams share; then keys, gated values, the norms of both, the convolution, and the sum.
+        let of_streams = |name| Activation {
+            dims: vec![rows, length, self.streams * batch.embed],
+            ..batch.residual(name)
+        };
+        let own = (0..5).map(|index| of_streams((index == 4).then_some("engram")));
+        [selected, batch.residual(None)].into_iter().chain(own).collect()
     }
 
     /// A token uses one entry of each table, which multiplies nothing.
@@ -148,8 +172,8 @@ impl PartDescription for EngramConfig {
         "engram"
     }
 
-    /// The product of the key with the residual stream.
+    /// The products of keys with residual streams.
     fn token_operations(&self) -> usize {
-        self.embed
+        self.streams * self.embed
     }
 }

@@ -288,12 +288,6 @@ impl PartDescription for ExpertsConfig {
     fn activations(&self, batch: &BatchDims) -> Vec<Activation> {
         let &BatchDims { rows, length, dtype, .. } = batch;
         let (experts, num_chosen) = (self.experts().size, self.num_chosen());
-        let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>], dtype| Activation {
-            name,
-            dims: dims.to_vec(),
-            logical_axes: logical_axes.to_vec(),
-            dtype,
-        };
         let [batch_axis, length_axis, mlp, exp] = [
             logical::ACTIVATION_BATCH_MOE,
             logical::ACTIVATION_LENGTH_MOE,
@@ -301,21 +295,22 @@ impl PartDescription for ExpertsConfig {
             logical::ACTIVATION_EXP,
         ]
         .map(Some);
-        let logits = activation(None, &[rows, length, experts], &[batch_axis, length_axis, None], DType::F32);
+        let logits =
+            Activation::new(None, &[rows, length, experts], &[batch_axis, length_axis, None], DType::F32);
         let units = |name| match self.routed.computation {
-            ExpertComputation::Sorted => activation(
+            ExpertComputation::Sorted => Activation::new(
                 name,
                 &[rows, length, num_chosen, self.width.size],
                 &[batch_axis, length_axis, None, mlp],
                 dtype,
             ),
-            ExpertComputation::All => activation(
+            ExpertComputation::All => Activation::new(
                 name,
                 &[experts, rows, length, self.width.size],
                 &[exp, batch_axis, length_axis, mlp],
                 dtype,
             ),
-            ExpertComputation::Capacity(factor) => activation(
+            ExpertComputation::Capacity(factor) => Activation::new(
                 name,
                 &[experts, rows, capacity(length * num_chosen, experts, factor), self.width.size],
                 &[exp, batch_axis, None, mlp],
@@ -326,7 +321,7 @@ impl PartDescription for ExpertsConfig {
         made.push(batch.residual(Some("moe_mlpwo")));
         if let Some(shared) = &self.shared {
             let dims = [rows, length, shared.width.size];
-            let hidden = |name| activation(name, &dims, &mt_nn::HIDDEN, dtype);
+            let hidden = |name| Activation::new(name, &dims, &mt_nn::HIDDEN, dtype);
             made.extend([hidden(Some("mlpwi_0")), hidden(Some("mlpwi_1")), hidden(None)]);
             made.push(batch.residual(Some("mlpwo")));
         }

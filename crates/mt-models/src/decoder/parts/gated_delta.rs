@@ -60,7 +60,7 @@ impl Part for GatedDeltaConfig {
             conv1d: DepthwiseKernel {
                 kernel: builder.array(taps, Initializer::fan_in(builder.init_scale, sizes.taps)),
             },
-            a_log: of_value_heads(Initializer::LogOfUniform { largest: LARGEST_RATE }),
+            a_log: of_value_heads(Initializer::LogOfUniform { smallest: 0.0, largest: LARGEST_RATE }),
             dt_bias: of_value_heads(Initializer::Ones),
             // Unlike other norms, this one multiplies by its scale alone.
             norm: RmsNorm {
@@ -114,17 +114,11 @@ impl PartDescription for GatedDeltaConfig {
     fn activations(&self, batch: &BatchDims) -> Vec<Activation> {
         let &BatchDims { rows, length, dtype, .. } = batch;
         let sizes = self.sizes();
-        let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>], dtype| Activation {
-            name,
-            dims: dims.to_vec(),
-            logical_axes: logical_axes.to_vec(),
-            dtype,
-        };
         let projection = |name, width: usize, dtype| {
-            activation(name, &[rows, length, sizes.key_heads, width], &PROJECTION, dtype)
+            Activation::new(name, &[rows, length, sizes.key_heads, width], &PROJECTION, dtype)
         };
         let of_heads = |name, dtype| {
-            activation(name, &[rows, length, sizes.key_heads, sizes.group, sizes.value], &HEADS, dtype)
+            Activation::new(name, &[rows, length, sizes.key_heads, sizes.group, sizes.value], &HEADS, dtype)
         };
         // The matrix before each chunk, from which the backward pass recomputes the chunk.
         let num_chunks = length.div_ceil(self.options.chunk.max(1));
@@ -138,7 +132,7 @@ impl PartDescription for GatedDeltaConfig {
             projection(None, sizes.channels_per_head(), dtype),
             projection(None, 2 * sizes.group, DType::F32),
         ];
-        made.extend((num_chunks > 1).then(|| activation(None, &memory_dims, &memory_axes, DType::F32)));
+        made.extend((num_chunks > 1).then(|| Activation::new(None, &memory_dims, &memory_axes, DType::F32)));
         made.extend([of_heads(Some("context"), dtype), of_heads(None, dtype)]);
         made.push(batch.residual(Some("out_proj")));
         made

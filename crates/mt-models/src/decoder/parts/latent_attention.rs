@@ -212,6 +212,13 @@ impl LatentAttentionConfig {
         options.is_some_and(|options| options.loss.is_some() || !options.chooses_all_of(length))
     }
 
+    /// Whether the scores of all pairs of a device's queries with keys exist at the same time.
+    fn has_all_pairs(&self, batch: &BatchDims) -> bool {
+        // A device that has a part of a sequence attends to chosen keys with all of its queries at once.
+        let is_at_once = batch.splits_length || queries_at_once(&self.options, batch.length) == batch.length;
+        self.options.kernel.is_dense(batch.length) || (is_at_once && self.computes_index(batch.length))
+    }
+
     /// The activations of the indexer. In long rows, pairs of tokens exist for some queries at a time, of which none are
     /// kept.
     fn activations_of_indexer(&self, batch: &BatchDims) -> Vec<Activation> {
@@ -220,25 +227,30 @@ impl LatentAttentionConfig {
         let [of_rows, of_length, of_heads] =
             [logical::ACTIVATION_KV_BATCH, logical::ACTIVATION_LENGTH_ATTN, logical::ACTIVATION_HEADS]
                 .map(Some);
-        let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>], dtype| Activation {
-            name,
-            dims: dims.to_vec(),
-            logical_axes: logical_axes.to_vec(),
-            dtype,
-        };
         let IndexerConfig { heads, width, .. } = indexer;
         let mut made = vec![
-            activation(None, &[rows, length, heads, width], &[of_rows, of_length, of_heads, None], dtype),
-            activation(None, &[rows, length, heads], &[of_rows, of_length, of_heads], DType::F32),
-            activation(None, &[rows, length, width], &[of_rows, of_length, None], dtype),
+            Activation::new(
+                None,
+                &[rows, length, heads, width],
+                &[of_rows, of_length, of_heads, None],
+                dtype,
+            ),
+            Activation::new(None, &[rows, length, heads], &[of_rows, of_length, of_heads], DType::F32),
+            Activation::new(None, &[rows, length, width], &[of_rows, of_length, None], dtype),
         ];
-        if queries_at_once(&self.options, length) == length {
+        if self.has_all_pairs(batch) {
             let pairs = [of_rows, of_length, of_heads, None];
-            made.push(activation(None, &[rows, length, heads, length], &pairs, DType::F32));
-            made.push(activation(None, &[rows, length, length], &[of_rows, of_length, None], DType::F32));
+            made.push(Activation::new(None, &[rows, length, heads, length], &pairs, DType::F32));
+            made.push(Activation::new(
+                None,
+                &[rows, length, length],
+                &[of_rows, of_length, None],
+                DType::F32,
+            ));
         }
         if !indexer.options.chooses_all_of(length) && !indexer.warms_up() {
-            let of_query = |dtype| activation(Some(CUTOFF), &[rows, length], &[of_rows, of_length], dtype);
+            let of_query =
+                |dtype| Activation::new(Some(CUTOFF), &[rows, length], &[of_rows, of_length], dtype);
             made.push(of_query(DType::F32));
             made.extend(indexer.options.is_exact.then(|| of_query(DType::I32)));
         }
@@ -277,11 +289,8 @@ impl PartDescription for LatentAttentionConfig {
         let &BatchDims { rows, length, dtype, .. } = batch;
         let LatentSizes { latent, rotated, value, .. } = self.sizes;
         let (heads, width) = (self.heads, self.head_dim());
-        let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>]| Activation {
-            name: Some(name),
-            dims: dims.to_vec(),
-            logical_axes: logical_axes.to_vec(),
-            dtype,
+        let activation = |name, dims: &[usize], logical_axes: &[Option<LogicalAxis>]| {
+            Activation::new(Some(name), dims, logical_axes, dtype)
         };
         let of_latents = [Some(logical::ACTIVATION_KV_BATCH), Some(logical::ACTIVATION_LENGTH_ATTN), None];
         let mut made = Vec::new();
@@ -297,7 +306,7 @@ impl PartDescription for LatentAttentionConfig {
         made.push(activation("value_proj", &[rows, length, heads, value], &ACTIVATION));
         let of_query = &CONTEXT[..4];
         made.extend(self.activations_of_indexer(batch));
-        if self.options.kernel.is_dense(length) {
+        if self.has_all_pairs(batch) {
             let pairs = Activation {
                 name: None,
                 ..activation("", &[rows, heads, length, 1, length], &[of_query, &[None]].concat())

@@ -8,6 +8,7 @@ mod engram;
 mod experts;
 mod gated_delta;
 mod latent_attention;
+mod mamba2;
 mod mlp;
 mod mlp_and_experts;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use mt_nn::{
     Mlp, ParamSpec,
     attention::{Attention, CompressedAttention, LatentAttention},
     gated_delta::GatedDelta,
+    mamba2::Mamba2,
 };
 use mt_trace::Tensor;
 
@@ -30,6 +32,7 @@ pub use engram::{EngramConfig, TokenNumbers};
 pub use experts::{ExpertPlacement, ExpertsConfig, Mixture, SharedExperts};
 pub use gated_delta::GatedDeltaConfig;
 pub use latent_attention::{IndexerConfig, LatentAttentionConfig};
+pub use mamba2::Mamba2Config;
 pub use mlp::MlpConfig;
 pub use mlp_and_experts::{MlpAndExperts, MlpAndExpertsConfig};
 #[cfg(test)]
@@ -155,6 +158,7 @@ parts! {
     #[tree(rename = "compressed_attention")]
     Compressed: CompressedAttentionConfig => CompressedAttention,
     GatedDelta: GatedDeltaConfig => GatedDelta,
+    Mamba2: Mamba2Config => Mamba2,
     #[tree(rename = "attention_then_experts")]
     WithExperts: AttentionThenExpertsConfig => AttentionThenExperts,
     @when(test) Decay: DecayConfig => Decay,

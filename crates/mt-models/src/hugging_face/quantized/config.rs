@@ -37,6 +37,17 @@ pub struct Fp8 {
     pub block: Option<[usize; 2]>,
     /// Whether scales of one byte are exponents.
     pub has_exponents: bool,
+    /// The stated type of the experts' weights.
+    pub experts: Option<ExpertCodes>,
+}
+
+/// The codes of experts' weights in a model whose other weights have 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertCodes {
+    /// Numbers of 8 bits, as other weights.
+    Fp8,
+    /// Numbers of 4 bits, two in a byte.
+    Fp4,
 }
 
 /// A set of modules whose weights are packed in the same way.
@@ -61,7 +72,8 @@ impl Method {
 const METHODS: [(&str, Read); 3] =
     [("fp8", read_fp8), ("mxfp4", read_mxfp4), ("compressed-tensors", read_compressed)];
 
-type Read = fn(&HuggingFaceConfig) -> Result<Quantization, ModelError>;
+/// Reads the settings of a method from the object and from the whole `config.json`.
+type Read = fn(&HuggingFaceConfig, &HuggingFaceConfig) -> Result<Quantization, ModelError>;
 
 impl Quantization {
     /// The quantization that a `config.json` states; `None` if the weights are not quantized.
@@ -83,7 +95,7 @@ impl Quantization {
             let feature = "reading weights that are quantized by this method";
             return Err(refused(&own, METHOD, feature, format!("{hint} {all}")));
         };
-        read(&own).map(Some)
+        read(&own, config).map(Some)
     }
 
     /// The module's pattern in the list of modules without quantized weights.
@@ -111,12 +123,11 @@ impl PackedGroup {
     }
 }
 
-fn read_fp8(own: &HuggingFaceConfig) -> Result<Quantization, ModelError> {
+fn read_fp8(own: &HuggingFaceConfig, whole: &HuggingFaceConfig) -> Result<Quantization, ModelError> {
     const LISTS: [&str; 2] = ["modules_to_not_convert", "ignored_layers"];
     only(own, "fmt", &["e4m3"], "this format of 8 bits")?;
     only(own, "activation_scheme", &["dynamic", "static"], "this scheme of activations")?;
     only(own, "scale_fmt", &["float", "ue8m0"], "this format of scales")?;
-    only(own, "expert_dtype", &["fp8"], "this type of experts' weights")?;
     let pair = |value: &Value| -> Option<[usize; 2]> {
         let sizes: Option<Vec<usize>> = value
             .as_array()?
@@ -135,19 +146,32 @@ fn read_fp8(own: &HuggingFaceConfig) -> Result<Quantization, ModelError> {
         "fmt",
         "activation_scheme",
         "scale_fmt",
-        "expert_dtype",
+        EXPERT_TYPE,
         "modules_to_convert",
         "dequantize",
     ];
     Ok(Quantization {
-        method: Method::Fp8(Fp8 { block, has_exponents }),
+        method: Method::Fp8(Fp8 { block, has_exponents, experts: expert_codes(own, whole)? }),
         list,
         dense: patterns(own, list, Pattern::of_transformers)?,
         unread: unread(own, &[&read[..], &LISTS].concat()),
     })
 }
 
-fn read_mxfp4(own: &HuggingFaceConfig) -> Result<Quantization, ModelError> {
+const EXPERT_TYPE: &str = "expert_dtype";
+
+/// The type of the experts' weights, which DeepSeek-V4's files state outside of the object.
+fn expert_codes(
+    own: &HuggingFaceConfig,
+    whole: &HuggingFaceConfig,
+) -> Result<Option<ExpertCodes>, ModelError> {
+    let stated = if own.has(EXPERT_TYPE) { own } else { whole };
+    only(stated, EXPERT_TYPE, &["fp8", "fp4"], "this type of experts' weights")?;
+    let code = |name: String| if name == "fp4" { ExpertCodes::Fp4 } else { ExpertCodes::Fp8 };
+    Ok(stated.text(EXPERT_TYPE)?.map(code))
+}
+
+fn read_mxfp4(own: &HuggingFaceConfig, _: &HuggingFaceConfig) -> Result<Quantization, ModelError> {
     const LIST: &str = "modules_to_not_convert";
     Ok(Quantization {
         method: Method::Mxfp4,
@@ -159,7 +183,7 @@ fn read_mxfp4(own: &HuggingFaceConfig) -> Result<Quantization, ModelError> {
 
 const PACKED: &str = "pack-quantized";
 
-fn read_compressed(own: &HuggingFaceConfig) -> Result<Quantization, ModelError> {
+fn read_compressed(own: &HuggingFaceConfig, _: &HuggingFaceConfig) -> Result<Quantization, ModelError> {
     const LIST: &str = "ignore";
     only(own, "quantization_status", &["compressed"], "weights that are still to be compressed")?;
     none(own, "kv_cache_scheme", "a quantized cache")?;

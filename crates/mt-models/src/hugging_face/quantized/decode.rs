@@ -10,8 +10,10 @@ use mt_shape::Float8;
 pub enum Codes {
     /// Numbers of 8 bits. `block` is the number of rows and of columns that share a scale.
     Fp8 { block: [usize; 2] },
-    /// Numbers of 4 bits; each 32 adjacent columns have a scale.
+    /// Numbers of 4 bits; each 32 adjacent columns have a scale, which is the exponent of a power of two.
     Mxfp4,
+    /// Numbers of 4 bits; each 32 adjacent columns have a scale of any form.
+    Fp4,
     /// Integers of 4 bits. `group` is the number of adjacent columns that share a scale.
     Int4 { group: usize },
 }
@@ -28,8 +30,8 @@ pub enum Scales {
     F8E8M0,
 }
 
-/// Adjacent columns of MXFP4 with a common scale.
-pub const MXFP4_GROUP: usize = 32;
+/// Adjacent columns of 4 bits with a common scale.
+pub const FP4_GROUP: usize = 32;
 /// Codes of 4 bits in a word of packed integers.
 const IN_WORD: usize = 8;
 
@@ -48,7 +50,7 @@ impl Codes {
     pub fn row_bytes(self, columns: usize) -> usize {
         match self {
             Self::Fp8 { .. } => columns,
-            Self::Mxfp4 => columns / 2,
+            Self::Mxfp4 | Self::Fp4 => columns / 2,
             Self::Int4 { .. } => columns.div_ceil(IN_WORD) * 4,
         }
     }
@@ -57,7 +59,7 @@ impl Codes {
     pub fn block(self) -> [usize; 2] {
         match self {
             Self::Fp8 { block } => block,
-            Self::Mxfp4 => [1, MXFP4_GROUP],
+            Self::Mxfp4 | Self::Fp4 => [1, FP4_GROUP],
             Self::Int4 { group } => [1, group],
         }
     }
@@ -78,6 +80,10 @@ impl Codes {
                     // The power of the highest exponent is not a number of `f32`, but its half is one.
                     let scale = f64::from_bits((u64::from(scales[index]) + 1023 - 127) << 52);
                     let numbers = E2M1.map(|number| ((f64::from(number) * scale) as f32).to_le_bytes());
+                    look_up(codes, first, &numbers, made);
+                }
+                Self::Fp4 => {
+                    let numbers = E2M1.map(|number| (number * scale).to_le_bytes());
                     look_up(codes, first, &numbers, made);
                 }
                 Self::Int4 { .. } => {

@@ -3,6 +3,7 @@
 //! | `quant_method` | tensors of a weight `x` | weights |
 //! |---|---|---|
 //! | `fp8` | `x`, `x_scale_inv` | e4m3 codes; a scale for each block of 128 × 128, or for the tensor |
+//! | | `y.weight`, `y.scale` | the same, as DeepSeek-V4 names them; experts may have e2m1 codes, two in a byte, with a scale for 32 adjacent inputs |
 //! | `mxfp4` | `x_blocks`, `x_scales` | e2m1 codes, transposed; a power of two for 32 adjacent inputs |
 //! | `compressed-tensors` | `x_packed`, `x_scale`, `x_shape` | integers of 4 bits; a scale for each group of inputs |
 //!

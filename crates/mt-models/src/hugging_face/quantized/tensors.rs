@@ -10,8 +10,8 @@ use mt_checkpoint::{ElementType, TensorInfo, WeightsDirectory};
 use mt_shape::{DType, HostArray};
 
 use super::{
-    config::{Fp8, Method, PackedGroup, Quantization},
-    decode::{Codes, MXFP4_GROUP, Number, Scales},
+    config::{ExpertCodes, Fp8, Method, PackedGroup, Quantization},
+    decode::{Codes, FP4_GROUP, Number, Scales},
     described,
 };
 use crate::StateError;
@@ -208,6 +208,9 @@ const FLOATS: &[(ElementType, Scales)] = &[
 
 impl Finder<'_> {
     fn fp8(&self, fp8: &Fp8, tensor: &TensorInfo) -> Result<Option<Found>, StateError> {
+        if tensor.dtype == DType::I8.into() {
+            return self.fp4(fp8, tensor);
+        }
         if tensor.dtype != DType::F8E4M3FN.into() {
             return Ok(None);
         }
@@ -216,7 +219,7 @@ impl Finder<'_> {
             return Err(wrong(tensor, format!("is {:?}, but quantized weights are matrices", tensor.dims)));
         };
         self.check_module(name, tensor)?;
-        let scales = self.part(tensor, name, format!("{name}_scale_inv"))?;
+        let scales = self.scales(tensor)?;
         let block = fp8.block.unwrap_or([rows.max(1), columns.max(1)]);
         let expected = [leading, &[rows.div_ceil(block[0]), columns.div_ceil(block[1])]].concat();
         // A single scale may have no axes.
@@ -228,20 +231,76 @@ impl Finder<'_> {
             };
             return Err(wrong_shape(scales, &expected, (name, &tensor.dims), &of));
         }
+        self.with_scales(fp8, tensor, scales, Codes::Fp8 { block }, tensor.dims.clone()).map(Some)
+    }
+
+    /// A weight of an expert with two codes in a byte, which files declare as integers of 8 bits.
+    fn fp4(&self, fp8: &Fp8, tensor: &TensorInfo) -> Result<Option<Found>, StateError> {
+        if fp8.experts != Some(ExpertCodes::Fp4) && self.found_scales(tensor).is_none() {
+            return Ok(None);
+        }
+        let (name, config) = (&tensor.name, self.config.display());
+        if fp8.experts == Some(ExpertCodes::Fp8) {
+            let problem = format!("has codes of 4 bits, but `expert_dtype` of `{config}` is `fp8`");
+            return Err(wrong(tensor, problem));
+        }
+        let &[ref leading @ .., rows, bytes] = tensor.dims.as_slice() else {
+            return Err(wrong(tensor, format!("is {:?}, but quantized weights are matrices", tensor.dims)));
+        };
+        self.check_module(name, tensor)?;
+        let scales = self.scales(tensor)?;
+        let columns = 2 * bytes;
+        if columns % FP4_GROUP != 0 {
+            let problem = format!("has {columns} columns, which groups of {FP4_GROUP} do not divide");
+            return Err(wrong(tensor, problem));
+        }
+        let dims = [leading, &[rows, columns]].concat();
+        let expected = [leading, &[rows, columns / FP4_GROUP]].concat();
+        if scales.dims != expected {
+            let of = format!("in groups of {FP4_GROUP}");
+            return Err(wrong_shape(scales, &expected, (name, &dims), &of));
+        }
+        self.with_scales(fp8, tensor, scales, Codes::Fp4, dims).map(Some)
+    }
+
+    /// A weight of codes and scales, which have their usual order.
+    fn with_scales(
+        &self,
+        fp8: &Fp8,
+        tensor: &TensorInfo,
+        scales: &TensorInfo,
+        codes_form: Codes,
+        dims: Vec<usize>,
+    ) -> Result<Found, StateError> {
         let mut types = FLOATS.to_vec();
         types.push((ElementType::Other("F8_E8M0".to_owned()), Scales::F8E8M0));
         if fp8.has_exponents {
             types.push((DType::U8.into(), Scales::Exponents));
         }
+        let (name, parts) = (tensor.name.clone(), vec![tensor.name.clone(), scales.name.clone()]);
         let tensor = QuantizedTensor {
             codes: name.clone(),
             scales: scales.name.clone(),
-            codes_form: Codes::Fp8 { block },
+            codes_form,
             scales_form: form_of(scales, &types)?,
-            dims: tensor.dims.clone(),
+            dims,
             is_transposed: false,
         };
-        Ok(Some(Found { name: name.clone(), parts: vec![name.clone(), scales.name.clone()], tensor }))
+        Ok(Found { name, parts, tensor })
+    }
+
+    /// The scales of a weight, if the files have them: `x.weight_scale_inv`, or `x.scale` as in DeepSeek-V4's files.
+    fn found_scales(&self, tensor: &TensorInfo) -> Option<&TensorInfo> {
+        let named = self.directory.tensor(&format!("{}_scale_inv", tensor.name));
+        named.or_else(|| self.directory.tensor(&format!("{}.scale", tensor.name.strip_suffix(".weight")?)))
+    }
+
+    fn scales(&self, tensor: &TensorInfo) -> Result<&TensorInfo, StateError> {
+        let name = &tensor.name;
+        match self.found_scales(tensor) {
+            Some(scales) => Ok(scales),
+            None => self.part(tensor, name, format!("{name}_scale_inv")),
+        }
     }
 
     fn mxfp4(&self, tensor: &TensorInfo) -> Result<Option<Found>, StateError> {
@@ -256,8 +315,8 @@ impl Finder<'_> {
         let &[experts, rows, groups, size] = tensor.dims.as_slice() else {
             return Err(wrong(tensor, format!("is {:?}, but blocks have four axes", tensor.dims)));
         };
-        if size * 2 != MXFP4_GROUP {
-            let half = MXFP4_GROUP / 2;
+        if size * 2 != FP4_GROUP {
+            let half = FP4_GROUP / 2;
             return Err(wrong(tensor, format!("is {:?}, but blocks have {half} bytes", tensor.dims)));
         }
         let expected = [experts, rows, groups];
@@ -270,7 +329,7 @@ impl Finder<'_> {
             scales: scales.name.clone(),
             codes_form: Codes::Mxfp4,
             scales_form: form_of(scales, &bytes)?,
-            dims: vec![experts, rows, groups * MXFP4_GROUP],
+            dims: vec![experts, rows, groups * FP4_GROUP],
             is_transposed: true,
         };
         Ok(Some(Found { name: name.to_owned(), parts, tensor }))

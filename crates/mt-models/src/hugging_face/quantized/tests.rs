@@ -59,7 +59,7 @@ fn check(directory: &str) {
     // Nothing remains of the tensors that hold them.
     for name in tensors.names() {
         assert!(
-            !["_scale_inv", "_blocks", "_scales", "_packed", "_shape", "_scale"]
+            !["_scale_inv", "_blocks", "_scales", "_packed", "_shape", "weight_scale", ".scale"]
                 .iter()
                 .any(|end| name.ends_with(end)),
             "{name}"
@@ -74,6 +74,11 @@ fn codes_of_8_bits_are_numbers() {
 }
 
 #[test]
+fn codes_of_4_bits_with_scales_of_any_form_are_numbers() {
+    check("codes_fp4");
+}
+
+#[test]
 fn codes_of_mxfp4_are_numbers() {
     check("codes_mxfp4");
 }
@@ -85,7 +90,7 @@ fn packed_integers_are_numbers() {
 
 #[test]
 fn models_have_the_numbers_of_their_libraries() {
-    for name in ["deepseek3_fp8", "qwen3_moe_fp8", "gpt_oss_mxfp4", "kimi_k2_int4"] {
+    for name in ["deepseek3_fp8", "qwen3_moe_fp8", "gpt_oss_mxfp4", "kimi_k2_int4", "deepseek4_fp4"] {
         check(name);
         let quantized = quantization_of(&golden(name)).unwrap().unwrap();
         assert_eq!(quantized.dtype, Some(DType::BF16));
@@ -219,6 +224,27 @@ fn wrong_scales_of_8_bits_are_named() {
         &message(&whole, &[codes, scales(DType::F32, &[2])]),
         &["is [2]", "[20, 24] as a whole, are [1, 1]"],
     );
+}
+
+#[test]
+fn wrong_codes_of_4_bits_are_named() {
+    let stated = |dtype: &str| json!({ "quant_method": "fp8", "expert_dtype": dtype });
+    let codes: Tensor = ("a.w1.weight", DType::I8, &[6, 32]);
+    let scales = |dims: &'static [usize]| -> Tensor { ("a.w1.scale", DType::F32, dims) };
+    let check = |stated: &Value, tensors: &[Tensor], parts: &[&str]| {
+        assert_says(&message(stated, tensors), parts);
+    };
+    check(&stated("fp4"), &[codes], &["tensor `a.w1.weight` of", "`a.w1.weight_scale_inv` is missing"]);
+    check(&stated("fp8"), &[codes, scales(&[6, 2])], &["`a.w1.weight`", "`expert_dtype`", "is `fp8`"]);
+    check(
+        &stated("fp4"),
+        &[codes, scales(&[6, 4])],
+        &["`a.w1.scale`", "is [6, 4]", "[6, 64] in groups of 32, are [6, 2]"],
+    );
+    let odd: Tensor = ("a.w1.weight", DType::I8, &[6, 24]);
+    check(&stated("fp4"), &[odd, scales(&[6, 2])], &["48 columns", "groups of 32"]);
+    let vector: Tensor = ("a.w1.weight", DType::I8, &[32]);
+    check(&stated("fp4"), &[vector, scales(&[1])], &["is [32]", "matrices"]);
 }
 
 #[test]

@@ -50,6 +50,7 @@ from transformers.utils import logging
 
 from consolidated import write_consolidated
 from indexers import choose_clearly, closest_choice
+from mamba import bamba, mamba2
 
 HERE = pathlib.Path(__file__).parent
 ROWS, LENGTH = 2, 21
@@ -391,6 +392,14 @@ def deepseek():
         n_group=1, topk_group=1, first_k_dense_replace=0, rope_interleave=False, tie_word_embeddings=False,
         rope_parameters=rope(100.0),
     )
+    # Kimi K2: one group of many experts, and other corrections of a longer context. transformers calls it DeepSeek-V3.
+    kimi = dict(factor=4.0, beta_fast=1.0, beta_slow=1.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0)
+    yield "kimi_k2_eleven_experts", DeepseekV3Config(
+        **sizes(86, 22, 26, 3), **(latent | dict(v_head_dim=7)), num_attention_heads=5, num_key_value_heads=5,
+        q_lora_rank=13, n_routed_experts=11, num_experts_per_tok=4, n_shared_experts=1, moe_intermediate_size=9,
+        n_group=1, topk_group=1, first_k_dense_replace=1, routed_scaling_factor=2.827, rms_norm_eps=1e-6,
+        tie_word_embeddings=False, rope_parameters=rope(50000.0, "yarn", **kimi),
+    ), dict(model_type="kimi_k2", rope_theta=50000.0, rope_scaling=dict(type="yarn", **kimi))
     yield "deepseek2_greedy", DeepseekV2Config(
         **sizes(85, 24, 30, 3), **latent, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=None,
         n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, moe_intermediate_size=14,
@@ -536,17 +545,17 @@ def qwen3_5():
     )
 
 
-FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_moe, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss, deepseek, deepseek4, llama4, qwen3_next, qwen3_5]
+FAMILIES = [llama, mistral, gemma, gemma2, gemma3, gemma4, gemma4_moe, gemma4_small, wrapped, qwen2, qwen3, olmo3, gpt2, mixtral, qwen3_moe, gpt_oss, deepseek, deepseek4, llama4, qwen3_next, qwen3_5, mamba2, bamba]
 WITH_GRADIENTS = {"llama_six_on_two", "gemma2_even", "qwen3_untied", "mixtral_two_of_five", "gpt_oss_two_of_four", "deepseek3_groups", "deepseek32_groups", "llama4_every_second", "qwen3_next_cycle"}
-# Gradients alone, computed in f64: mixing equal streams changes nothing, and Adam would amplify the noise of such
-# parameters' gradients.
-WITH_EXACT_GRADIENTS = {"deepseek4_two_cycles"}
+# Gradients alone, computed in f64: Adam would amplify the noise of small gradients, such as those of a mixture of equal
+# streams.
+WITH_EXACT_GRADIENTS = {"deepseek4_two_cycles", "mamba2_two_groups"}
 # Keys that older releases did not write.
 ABSENT = {"layer_types", "per_layer_config", "_sliding_window_pattern"}
 # Added to the seeds of models whose logits would be far from exact in f32: a head's output is normalized, however small.
 SALTS = {
     "qwen3_next_cycle": 224, "qwen3_next_dense_between_tied": 1, "qwen3_5_dense_cycle_of_three": 74,
-    "qwen3_5_dense_irregular_tied": 4, "qwen3_5_moe_cycle": 1,
+    "qwen3_5_dense_irregular_tied": 4, "qwen3_5_moe_cycle": 1, "mamba2_two_groups": 1, "bamba_every_second": 1,
 }
 # Copies of the same weights: in several files, and in narrower types.
 COPIES = {
@@ -608,12 +617,12 @@ def make(name, config):
 def forward(model, tokens):
     """Logits, and the hidden states before the first layer and after each layer, the last before the final norm."""
     # Some multimodal models hold a whole text model, with its head.
-    body = model.transformer.h if hasattr(model, "transformer") else getattr(model, "model", None) or model.language_model.model
+    body = model.transformer.h if hasattr(model, "transformer") else getattr(model, "model", None) or getattr(model, "backbone", None) or model.language_model.model
     layers = getattr(getattr(body, "language_model", body), "layers", body)
     hidden = []
     hooks = [layers[0].register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0].clone()))]
     for layer in layers:
-        hooks.append(layer.register_forward_hook(lambda _, inputs, output: hidden.append(output.clone())))
+        hooks.append(layer.register_forward_hook(lambda _, inputs, output: hidden.append((output[0] if isinstance(output, tuple) else output).clone())))
     logits = model(tokens, use_cache=False).logits
     for hook in hooks:
         hook.remove()
@@ -722,7 +731,7 @@ def write_case(name, config, legacy=None):
 
     loaded = class_of(config).from_pretrained(folder, **EAGER)
     # Convolutions round by the alignment of their kernels in memory.
-    slack = 1e-5 if hasattr(config, "linear_conv_kernel_dim") else 0.0
+    slack = 1e-5 if any(hasattr(config, key) for key in ["linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv"]) else 0.0
     assert (loaded(tokens, use_cache=False).logits - logits).abs().max() <= slack, f"{name} loads as another model"
     if legacy:
         spelled = json.loads((folder / "config.json").read_text())
@@ -733,7 +742,7 @@ def write_case(name, config, legacy=None):
         for key in ABSENT & legacy.keys():
             del spelled[key]
         (folder / "config_legacy.json").write_text(json.dumps(spelled, indent=2) + "\n")
-        old = AutoConfig.for_model(**spelled)
+        old = AutoConfig.for_model(**(spelled | {"model_type": model.config.model_type}))
         loaded = AutoModelForCausalLM.from_pretrained(folder, config=old, **EAGER)
         assert (loaded(tokens, use_cache=False).logits - logits).abs().max() <= slack, f"{name}: the older spelling is another model"
 

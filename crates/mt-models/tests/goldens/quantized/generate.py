@@ -27,6 +27,7 @@ from transformers import (
     AutoModelForCausalLM,
     CompressedTensorsConfig,
     DeepseekV3Config,
+    DeepseekV4Config,
     FineGrainedFP8Config,
     GptOssConfig,
     Mxfp4Config,
@@ -76,6 +77,15 @@ def fp8_encoded(weight, block, dtype):
 def fp8(name, weight, block, dtype):
     codes, scales = fp8_encoded(weight, block, dtype)
     return {name: codes, f"{name}_scale_inv": scales}, fp8_decoded(codes, scales, block)
+
+
+def fp4(name, weight):
+    """Random codes, with exponents that give a deviation of about 0.17."""
+    rows, columns = weight.shape
+    codes = torch.randint(-128, 128, (rows, columns // 2), dtype=torch.int8)
+    scales = torch.randint(121, 125, (rows, columns // 32), dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    dense = Fp8Dequantize(None)._dequantize_one(codes, scales, output_dtype=torch.float32)
+    return {name: codes, name.replace(".weight", ".scale"): scales}, dense
 
 
 # MXFP4
@@ -177,6 +187,28 @@ def codes():
     write_codes("codes_int4", compressed(12, []), tensors, dense)
 
 
+def codes_of_4_bits():
+    """All codes with all exponents, and scales of other forms."""
+    torch.manual_seed(1)
+    exponents = torch.arange(256, dtype=torch.uint8).view(256, 1)
+    every = torch.arange(16, dtype=torch.uint8) * 16 + torch.arange(16, dtype=torch.uint8).flip(0)
+    packed = torch.cat([every.expand(256, 16), torch.randint(0, 256, (256, 16), dtype=torch.uint8)], 1).view(torch.int8)
+    both = torch.cat([exponents, exponents.flip(0)], 1)
+    tensors, dense = {}, {}
+    decode = lambda codes, scales: Fp8Dequantize(None)._dequantize_one(codes, scales, output_dtype=torch.float32)
+    for name, scales in dict(
+        e8m0=both.view(torch.float8_e8m0fnu), bytes=both[-9:], f32=torch.rand(7, 2), bf16=torch.rand(5, 2).bfloat16(),
+    ).items():
+        own = packed[: scales.shape[0]].clone()
+        tensors |= {f"{name}.weight": own, f"{name}.scale": scales}
+        dense[f"{name}.weight"] = decode(own, scales)
+    # The other name of scales, and a matrix for each expert.
+    several, scales = torch.randint(-128, 128, (2, 5, 48), dtype=torch.int8), torch.rand(2, 5, 3)
+    tensors |= {"several.weight": several, "several.weight_scale_inv": scales}
+    dense["several.weight"] = torch.stack([decode(several[index], scales[index]) for index in range(2)])
+    write_codes("codes_fp4", dict(quant_method="fp8", scale_fmt="ue8m0", expert_dtype="fp4"), tensors, dense)
+
+
 # Models
 
 
@@ -253,7 +285,59 @@ def kimi_k2_int4():
     return config, quantization, is_quantized, encode, CompressedTensorsConfig(**quantization, dequantize=True)
 
 
-def write_model(name, config, quantization, is_quantized, encode, loading):
+def deepseek4_fp4():
+    """Names and settings of DeepSeek-V4's own files: experts of 4 bits, others of 8 in smaller blocks."""
+    sparse, window = "compressed_sparse_attention", "sliding_attention"
+    yarn = dict(beta_fast=32, beta_slow=1, factor=4, original_max_position_embeddings=16)
+    config = DeepseekV4Config(
+        **sizes(83, 64, 32, 2), **heads(3, 1, 32), qk_rope_head_dim=6, partial_rotary_factor=6 / 32, q_lora_rank=32,
+        o_groups=3, o_lora_rank=32, layer_types=[sparse, window], num_hash_layers=1, hc_mult=3, hc_sinkhorn_iters=4,
+        sliding_window=5, n_routed_experts=3, num_experts_per_tok=2, swiglu_limit=2.0, index_n_heads=5,
+        index_head_dim=32, index_topk=2, rope_theta=10000.0, compress_rope_theta=300.0,
+        rope_parameters=rope(10000.0, "yarn", **yarn),
+    )
+    quantization = dict(
+        activation_scheme="dynamic", fmt="e4m3", quant_method="fp8", scale_fmt="ue8m0", weight_block_size=[32, 32]
+    )
+    matrices = ["wq_a", "wq_b", "wkv", "wo_a", "wo_b", "w1", "w2", "w3"]
+    is_quantized = lambda name: name.split(".")[-2] in matrices and ".compressor." not in name
+
+    def encode(name, weight):
+        if ".experts." in name:
+            return fp4(name, weight)
+        exponents = (weight.unflatten(1, (-1, 32)).unflatten(0, (-1, 32)).abs().amax((1, 3)) / 448).log2().ceil()
+        scales = (exponents + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+        codes = (weight / exponents.exp2().repeat_interleave(32, 0).repeat_interleave(32, 1)).to(FP8)
+        dense = Fp8Dequantize(None)._dequantize_one(codes, scales, output_dtype=torch.float32)
+        return {name: codes, name.replace(".weight", ".scale"): scales}, dense
+
+    def rename(name):
+        """transformers' names, as it writes them, to those of the release."""
+        name = name.removeprefix("model.").replace("embed_tokens.", "embed.").replace("hc_head.hc_", "hc_head_")
+        return name.replace(".attn.norm.", ".attn.kv_norm.")
+
+    def respell(written):
+        for key in ["layer_types", "compress_rates", "mlp_layer_types", "rope_parameters", "partial_rotary_factor"]:
+            written.pop(key)
+        written["torch_dtype"] = written.pop("dtype")
+        return written | dict(
+            compress_ratios=[4, 0, 0], num_hash_layers=1, rope_scaling=yarn | dict(type="yarn"), expert_dtype="fp4",
+            rope_theta=10000, topk_method="noaux_tc",
+        )
+
+    loading = FineGrainedFP8Config(weight_block_size=[32, 32], scale_fmt="ue8m0", dequantize=True)
+    return config, quantization, is_quantized, encode, loading, rename, respell
+
+
+def widened(value):
+    return value.float() if value.is_floating_point() else value
+
+
+def unchanged(value):
+    return value
+
+
+def write_model(name, config, quantization, is_quantized, encode, loading, rename=unchanged, respell=unchanged):
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)
     model, tokens = make(name, config)
@@ -264,20 +348,21 @@ def write_model(name, config, quantization, is_quantized, encode, loading):
         stored, dense = {}, {}
         for key, value in tensors.items():
             if is_quantized(key):
-                quantized, dense[key] = encode(key, value.float())
+                quantized, dense[key] = encode(rename(key), value.float())
                 stored |= quantized
             else:
-                stored[key] = value
+                stored[rename(key)] = value
         assert dense
         shutil.copytree(plain, folder)
         write(folder / "model.safetensors", stored)
-        write(folder / "dense.safetensors", dense)
+        write(folder / "dense.safetensors", {rename(key): value for key, value in dense.items()})
         written = json.loads((folder / "config.json").read_text()) | dict(quantization_config=quantization)
         assert written["dtype"] == "bfloat16"
         # transformers derives it from other keys; published files do not have it.
         written.pop("qk_head_dim", None)
+        written = respell(written)
         (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
-        write(f"{plain}/model.safetensors", {key: value.float() for key, value in (tensors | dense).items()})
+        write(f"{plain}/model.safetensors", {key: widened(value) for key, value in (tensors | dense).items()})
         model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, **EAGER).eval()
         rounded = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.bfloat16, **EAGER).state_dict()
     with torch.no_grad():
@@ -304,7 +389,8 @@ def main():
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     codes()
-    for case in [deepseek3_fp8, qwen3_moe_fp8, gpt_oss_mxfp4, kimi_k2_int4]:
+    codes_of_4_bits()
+    for case in [deepseek3_fp8, qwen3_moe_fp8, gpt_oss_mxfp4, kimi_k2_int4, deepseek4_fp4]:
         write_model(case.__name__, *case())
 
 

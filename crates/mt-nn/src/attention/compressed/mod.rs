@@ -146,10 +146,25 @@ const HEADS_OF_GROUP: &str = "heads_of_group";
 const NEIGHBOR: &str = "neighbor";
 const PAIR: &str = "head_pair";
 
-const OF_TOKENS: [Option<LogicalAxis>; 3] = [Some(logical::ACTIVATION_KV_BATCH), None, None];
+/// Logical axes of keys, all of which each device has: queries of all devices see pooled keys of any tokens.
+const OF_KEYS: [Option<LogicalAxis>; 3] = [Some(logical::ACTIVATION_KV_BATCH), None, None];
+/// Logical axes of tensors of queries alone, which devices split. All chunks of queries see equally many keys, so devices
+/// take consecutive tokens, whatever the order in which tokens are stored.
+const OF_QUERIES: [Option<LogicalAxis>; 3] =
+    [Some(logical::ACTIVATION_KV_BATCH), Some(logical::ACTIVATION_LENGTH_ATTN), None];
+/// Logical axes of the residual stream of queries.
+const QUERY_INPUT: [Option<LogicalAxis>; 3] = [
+    Some(logical::ACTIVATION_KV_BATCH),
+    Some(logical::ACTIVATION_LENGTH_ATTN),
+    Some(logical::ACTIVATION_EMBED),
+];
 /// Logical axes of queries, and of the context.
-pub const COMPRESSED_QUERY: [Option<LogicalAxis>; 4] =
-    [Some(logical::ACTIVATION_KV_BATCH), None, Some(logical::ACTIVATION_HEADS), None];
+pub const COMPRESSED_QUERY: [Option<LogicalAxis>; 4] = [
+    Some(logical::ACTIVATION_KV_BATCH),
+    Some(logical::ACTIVATION_LENGTH_ATTN),
+    Some(logical::ACTIVATION_HEADS),
+    None,
+];
 
 /// An array of the state of compressed attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,7 +219,10 @@ impl BlockOptions {
 
 /// The tokens of a call, in the order of the text.
 struct Call<'t> {
+    /// The residual stream, of which each device has all tokens.
     x: Tensor<'t>,
+    /// The residual stream again, of which each device has the tokens whose queries it computes.
+    of_queries: Tensor<'t>,
     /// The normalized latent vectors of queries.
     latent: Tensor<'t>,
     positions: Tensor<'t>,
@@ -229,9 +247,11 @@ impl<'t> CompressedAttention<Tensor<'t>> {
         let order = inputs.segments.order;
         let read = |tensor: Tensor<'t>| order.read(tensor, POSITION);
         let x = read(x).constrain(&WHOLE_SEQUENCES);
-        let latent = self.wq_a.forward(x, &[EMBED]).constrain(&OF_TOKENS).named("query_wa_proj");
+        let of_queries = x.constrain(&QUERY_INPUT);
+        let latent = self.wq_a.forward(of_queries, &[EMBED]).constrain(&OF_QUERIES).named("query_wa_proj");
         let call = Call {
             x,
+            of_queries,
             latent: self.q_norm.forward(latent, QUERY_LATENT, options.attention.norm),
             positions: read(inputs.positions),
             segments: read(inputs.segments.query),
@@ -243,7 +263,7 @@ impl<'t> CompressedAttention<Tensor<'t>> {
         let query = query.constrain(&COMPRESSED_QUERY).named("query_proj");
         let key = self.wkv.forward(x, &[EMBED]).squeeze(KV_HEADS);
         let key = rotated(self.kv_norm.forward(key, HEAD_DIM, options.attention.norm), call.angles, options);
-        let key = key.constrain(&OF_TOKENS).named("key_proj");
+        let key = key.constrain(&OF_KEYS).named("key_proj");
         let mut state = state.map(|state| state.iter().copied());
         let mut after = Vec::new();
         let window = state.as_mut().and_then(Iterator::next);
@@ -260,7 +280,8 @@ impl<'t> CompressedAttention<Tensor<'t>> {
         let context = scores::attend(query, call.segments, &local, pooled, self.sinks, &options.attention);
         let context = context.constrain(&COMPRESSED_QUERY).named("context").named("attention_out");
         let output = self.output(restored(context, call.angles, options), options);
-        let output = order.store(output, POSITION).constrain(&RESIDUAL).named("out_proj");
+        let output = order.store(output.constrain(&QUERY_INPUT), POSITION);
+        let output = output.constrain(&RESIDUAL).named("out_proj");
         Compressed { output, state: after }
     }
 
@@ -302,6 +323,7 @@ impl<'t> CompressedAttention<Tensor<'t>> {
             None => ended.visible(call.positions, call.segments),
             Some(_) => blocks.visible_of_state(key.axis(KV_POSITION), call.positions, call.segments),
         };
+        let visible = visible.constrain(&OF_QUERIES);
         let visible = match (indexer, blocks.indexer) {
             (Some(indexer), Some(choice)) => {
                 let index_key = pool(&indexer.pooling, of_indexer, after);
@@ -335,10 +357,10 @@ impl<'t> BlockIndexer<Tensor<'t>> {
             self.q_proj.forward(call.latent.stop_gradient(), &[QUERY_LATENT]).split(INDEX_QUERY, &heads);
         let query = rotated(query, call.angles, options).cast(DType::F32);
         let products = query.contract(key.stop_gradient().cast(DType::F32), &[HEAD_DIM]).relu();
-        let weights = self.weights_proj.forward(call.x.stop_gradient(), &[EMBED]).cast(DType::F32);
+        let weights = self.weights_proj.forward(call.of_queries.stop_gradient(), &[EMBED]).cast(DType::F32);
         let scale = ((choice.heads * choice.head_dim) as f64).powf(-0.5);
         let scores = (products * (weights * scale)).sum(&[INDEX_HEADS]);
-        scores.order(&[BATCH, POSITION, KV_POSITION]).stop_gradient()
+        scores.order(&[BATCH, POSITION, KV_POSITION]).constrain(&OF_QUERIES).stop_gradient()
     }
 }
 

@@ -4,7 +4,7 @@ use mt_shape::{Axis, DType, axis};
 use mt_trace::Tensor;
 
 use super::{
-    BLOCK_SLOT, BlockOptions, Call, CompressedOptions, KEPT_TOKENS, OF_TOKENS, POOLED_WIDTH, Pooling,
+    BLOCK_SLOT, BlockOptions, Call, CompressedOptions, KEPT_TOKENS, OF_KEYS, POOLED_WIDTH, Pooling,
     angles_at, rotated,
 };
 use crate::{
@@ -160,7 +160,7 @@ impl<'t> Pool<'_, 't> {
     ) -> Tensor<'t> {
         let Self { pooling, blocks, .. } = self;
         let project = |linear: &crate::Linear<Tensor<'t>>| {
-            linear.forward(call.x, &[EMBED]).constrain(&OF_TOKENS).named("kv_proj")
+            linear.forward(call.x, &[EMBED]).constrain(&OF_KEYS).named("kv_proj")
         };
         let both = project(&pooling.kv_proj).concatenate(&[project(&pooling.gate_proj)], POOLED_WIDTH);
         // Whole sequences need the tokens of an earlier block only to have some.

@@ -1,6 +1,6 @@
 //! Attention to the keys of a window and to pooled blocks, by one softmax.
 
-use mt_shape::{Axis, DType, axis};
+use mt_shape::{Axis, DType, axis, logical};
 use mt_trace::Tensor;
 
 use crate::{
@@ -28,6 +28,66 @@ pub(super) struct Pooled<'t> {
 /// Consecutive queries that are processed together, with the keys of their windows.
 const CHUNK: &str = "query_chunk";
 
+/// The division of a sequence into chunks of queries. No query sees more keys than the chunk before its own and its own
+/// chunk have.
+#[derive(Clone, Copy)]
+struct Chunks {
+    chunks: Axis,
+    size: usize,
+    /// Tokens that the last chunk lacks.
+    missing: usize,
+}
+
+impl Chunks {
+    fn new(length: usize, window: usize) -> Self {
+        let size = if length <= window { length } else { window };
+        let chunks = axis(CHUNK, length.div_ceil(size));
+        Self { chunks, size, missing: chunks.size * size - length }
+    }
+
+    /// # Shapes
+    /// `[batch, position, …] -> [batch, query_chunk, position, …]`
+    #[track_caller]
+    fn queries<'t>(self, tensor: Tensor<'t>) -> Tensor<'t> {
+        let whole = if self.missing == 0 { tensor } else { tensor.pad(POSITION, 0, self.missing, 0.0) };
+        self.placed(whole.split(POSITION, &[self.chunks, axis(POSITION, self.size)]))
+    }
+
+    /// The keys that the queries of each chunk may see.
+    ///
+    /// # Shapes
+    /// `[batch, kv_position, …] -> [batch, query_chunk, kv_position, …]`
+    #[track_caller]
+    fn keys<'t>(self, tensor: Tensor<'t>) -> Tensor<'t> {
+        let chunks = self.chunks;
+        if chunks.size == 1 {
+            return tensor.split(KV_POSITION, &[chunks, tensor.axis(KV_POSITION)]);
+        }
+        let whole = if self.missing == 0 { tensor } else { tensor.pad(KV_POSITION, 0, self.missing, 0.0) };
+        let pieces = whole.split(KV_POSITION, &[axis(CHUNK, chunks.size + 1), axis(KV_POSITION, self.size)]);
+        let piece = |first: usize| self.placed(pieces.slice(CHUNK, first, first + chunks.size));
+        piece(0).concatenate(&[piece(1)], KV_POSITION)
+    }
+
+    /// Splits chunks over the devices that split sequences, or the only chunk's queries.
+    #[track_caller]
+    fn placed(self, tensor: Tensor<'_>) -> Tensor<'_> {
+        let (of_chunks, of_queries) = match self.chunks.size {
+            1 => (None, Some(logical::ACTIVATION_LENGTH_ATTN)),
+            _ => (Some(logical::ACTIVATION_LENGTH_ATTN), None),
+        };
+        let logical_axis = |axis: &Axis| match axis.name {
+            BATCH => Some(logical::ACTIVATION_KV_BATCH),
+            CHUNK => of_chunks,
+            POSITION => of_queries,
+            QUERY_HEADS => Some(logical::ACTIVATION_HEADS),
+            _ => None,
+        };
+        let logical_axes: Vec<_> = tensor.axes().iter().map(logical_axis).collect();
+        tensor.constrain(&logical_axes)
+    }
+}
+
 /// The sums of values, which equal the keys, weighted by the softmax of both kinds of scores and a sink.
 ///
 /// # Shapes
@@ -42,25 +102,9 @@ pub(super) fn attend<'t>(
     options: &AttentionOptions,
 ) -> Tensor<'t> {
     let (length, window) = (query.axis(POSITION).size, local.window);
-    // No query sees more keys than the chunk before its own and its own chunk have.
-    let chunk = if length <= window { length } else { window };
-    let chunks = axis(CHUNK, length.div_ceil(chunk));
-    let missing = chunks.size * chunk - length;
-    let cut = |tensor: Tensor<'t>| {
-        let whole = if missing == 0 { tensor } else { tensor.pad(POSITION, 0, missing, 0.0) };
-        whole.split(POSITION, &[chunks, axis(POSITION, chunk)])
-    };
-    let of_chunks = |tensor: Tensor<'t>| {
-        if chunks.size == 1 {
-            return tensor.split(KV_POSITION, &[chunks, tensor.axis(KV_POSITION)]);
-        }
-        let whole = if missing == 0 { tensor } else { tensor.pad(KV_POSITION, 0, missing, 0.0) };
-        let pieces = whole.split(KV_POSITION, &[axis(CHUNK, chunks.size + 1), axis(KV_POSITION, chunk)]);
-        let piece = |first: usize| pieces.slice(CHUNK, first, first + chunks.size);
-        piece(0).concatenate(&[piece(1)], KV_POSITION)
-    };
-    let (query, query_segments) = (cut(query), cut(segments));
-    let (key, key_segments) = (of_chunks(local.key), of_chunks(local.segments));
+    let chunks = Chunks::new(length, window);
+    let (query, query_segments) = (chunks.queries(query), chunks.queries(segments));
+    let (key, key_segments) = (chunks.keys(local.key), chunks.keys(local.segments));
     let sees = {
         let (queries, keys) = (query_segments.axis(POSITION), key_segments.axis(KV_POSITION));
         let pair = [&*query_segments.axes(), &[keys]].concat();
@@ -79,13 +123,13 @@ pub(super) fn attend<'t>(
         let axes = [BATCH, CHUNK, POSITION, QUERY_HEADS, KV_POSITION];
         let scores = query.contract_into(key, &[HEAD_DIM], score_type).order(&axes);
         let masked = scores.region().full(score_type, &[], MASKED).broadcast(&scores.axes());
-        sees.select(scores, masked)
+        chunks.placed(sees.select(scores, masked))
     };
     let of_local = scores_of(key, sees);
     // Truth values cannot be padded.
     let of_pooled = pooled
         .as_ref()
-        .map(|pooled| scores_of(pooled.key, cut(pooled.visible.cast(DType::I32)).differs(0.0)));
+        .map(|pooled| scores_of(pooled.key, chunks.queries(pooled.visible.cast(DType::I32)).differs(0.0)));
     let scores = match of_pooled {
         Some(of_pooled) => of_local.concatenate(&[of_pooled], KV_POSITION),
         None => of_local,
@@ -100,8 +144,8 @@ pub(super) fn attend<'t>(
     if let Some(pooled) = pooled {
         context = context + sum(num_local, num_keys, pooled.key);
     }
-    let whole = context.merge(&[CHUNK, POSITION], POSITION);
-    if missing == 0 { whole } else { whole.slice(POSITION, 0, length) }
+    let whole = chunks.placed(context).merge(&[CHUNK, POSITION], POSITION);
+    if chunks.missing == 0 { whole } else { whole.slice(POSITION, 0, length) }
 }
 
 /// The blocks with the largest scores among those that are visible: at most `count` for each query. The first

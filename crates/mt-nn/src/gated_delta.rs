@@ -1,27 +1,24 @@
 //! Gated DeltaNet (Yang et al., 2024): a mixer whose memory of earlier tokens is one matrix per head.
 //!
 //! Each token lets the matrix decay, and then corrects the value that its key recalls:
-//! `S ← d·S + k ⊗ β(v − (d·S)ᵀk)`, with the output `Sᵀq`. Tokens are processed in chunks. Within a chunk the corrections
-//! of all tokens are the solution of one triangular system, so that a sequence costs a number of products that is linear
-//! in its length.
-
-mod inverse;
-mod rule;
+//! `S ← d·S + k ⊗ β(v − (d·S)ᵀk)`, with the output `Sᵀq`. The module [`linear_attention`](crate::linear_attention)
+//! computes this rule.
 
 use mt_derive::Tree;
 use mt_shape::{Axis, DType, LogicalAxis, axis, logical};
-use mt_trace::{Precision, Tensor};
+use mt_trace::Tensor;
 
 use crate::{
     Linear, NormOptions, RESIDUAL, RmsNorm, WHOLE_SEQUENCES,
     attention::Segments,
     axes::{EMBED, HEAD_DIM, KEY_HEADS, POSITION, VALUE_DIM, VALUE_GROUP},
-    convolution::convolve,
+    convolution::{Convolution, convolve},
+    linear_attention::{
+        LinearAttentionInputs, LinearAttentionOptions, MemoryUpdate, empty_memory, linear_attention,
+    },
 };
 
 pub use crate::convolution::{CHANNEL, DepthwiseKernel, ONE, TAP};
-pub use inverse::unit_lower_inverse;
-pub use rule::{DeltaInputs, delta_rule};
 
 /// The parameters of Gated DeltaNet. Value heads `r·i` to `r·i + r - 1` share the key head `i`.
 #[derive(Clone, Debug, Tree)]
@@ -118,6 +115,18 @@ pub struct DeltaOptions {
     pub norm: NormOptions,
 }
 
+impl DeltaOptions {
+    /// The rule by which the memory changes.
+    pub fn rule(&self) -> LinearAttentionOptions {
+        LinearAttentionOptions {
+            update: MemoryUpdate::Correction,
+            chunk: self.chunk,
+            normalizes: self.normalizes,
+            query_scale: (self.sizes.key as f64).powf(-0.5),
+        }
+    }
+}
+
 /// The state after some tokens.
 #[derive(Clone, Copy, Debug, Tree)]
 pub struct DeltaState<L> {
@@ -177,12 +186,12 @@ impl<'t> GatedDelta<Tensor<'t>> {
         let columns =
             |tensor: Tensor<'t>, start: usize, width: usize| tensor.slice(PROJECTED, start, start + width);
         let mixed = columns(projected, 0, sizes.channels_per_head());
-        let convolved =
-            convolve(mixed, self.conv1d.by_head(sizes), state.and_then(|state| state.window), segments, 1);
+        let convolution = Convolution { kernel: self.conv1d.by_head(sizes), bias: None, dilation: 1 };
+        let convolved = convolve(mixed, &convolution, state.and_then(|state| state.window), segments);
         let of_values =
             |tensor: Tensor<'t>| tensor.split(PROJECTED, &[sizes.group_axis(), sizes.value_axis()]);
         let (write, log_decay) = self.rates(x, segments, sizes);
-        let inputs = DeltaInputs {
+        let inputs = LinearAttentionInputs {
             query: columns(convolved.output, 0, key).rename(PROJECTED, HEAD_DIM),
             key: columns(convolved.output, key, key).rename(PROJECTED, HEAD_DIM),
             value: of_values(columns(convolved.output, 2 * key, value)),
@@ -190,8 +199,8 @@ impl<'t> GatedDelta<Tensor<'t>> {
             log_decay,
             segments,
         };
-        let memory = state.map(|state| state.memory);
-        let (output, memory) = delta_rule(&inputs, memory, options);
+        let memory = state.map_or_else(|| empty_memory(&inputs).constrain(&MEMORY), |state| state.memory);
+        let (output, memory) = linear_attention(&inputs, memory, &options.rule());
         let output = output.cast(x.dtype()).constrain(&HEADS).named("context").named("attention_out");
         let gate = of_values(columns(projected, 2 * key + value, value)).cast(DType::F32);
         let normalized = self.norm.forward(output, VALUE_DIM, options.norm).cast(DType::F32);
@@ -245,10 +254,4 @@ impl<'t> DepthwiseKernel<Tensor<'t>> {
         });
         parts[0].concatenate(&parts[1..], PROJECTED)
     }
-}
-
-/// A product in full `f32`. The corrections of a chunk's tokens build on each other, which multiplies errors.
-#[track_caller]
-fn product<'t>(lhs: Tensor<'t>, rhs: Tensor<'t>, over: &'static str) -> Tensor<'t> {
-    lhs.contract_at(rhs, &[over], Precision::Highest)
 }

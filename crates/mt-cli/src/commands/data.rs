@@ -1,0 +1,229 @@
+//! `maxtext data`: show.
+
+use std::{
+    env, fs,
+    io::{self, IsTerminal},
+    path::{Path, PathBuf},
+    process,
+    sync::Arc,
+};
+
+use mt_config::{Request, TrainConfig, tokenizer_directory};
+use mt_data::{Batch, BatchSource, DataError, Tokenizer, Watch, arrays};
+use mt_train::{DataRequest, Event, Observer};
+use serde_json::json;
+
+use crate::{
+    arguments::{DataCommand, DataShow},
+    commands::{decode::with_tokenizer_settings, resolve, train::repository, warn},
+    failure::{Failure, print},
+    progress::DataProgress,
+};
+
+/// Runs a subcommand of `maxtext data`.
+pub fn run(command: DataCommand) -> Result<(), Failure> {
+    match command {
+        DataCommand::Show(arguments) => show(arguments),
+    }
+}
+
+fn show(mut arguments: DataShow) -> Result<(), Failure> {
+    arguments.json |= arguments.settings.take_flag("--json");
+    if let Some(count) = arguments.settings.take_option("--count", "EXAMPLES")? {
+        arguments.count = count.parse().map_err(|_| {
+            Failure::user(format!("`--count` is `{count}`, which is no number\nhint: write `--count 3`"))
+        })?;
+    }
+    let config = resolve(&Request::from_process(arguments.settings.settings).with_quick_start())?;
+    let config = with_tokenizer_settings(config)?;
+    warn(&config);
+    let settings = TrainConfig::from_config(&config)?;
+    if settings.data.format().is_none() {
+        return Err(Failure::user(
+            "the data is random tokens (`dataset_type=synthetic`), which have no text\n\
+             hint: name data, such as `dataset_type=hf hf_path=json hf_train_files='data/*.jsonl'`",
+        ));
+    }
+    let own = settings.run.directory();
+    // A run that has begun keeps its tokenizer. Nothing is written to the run, which may be training.
+    let has_begun = !settings.run.run_name.is_empty() && Tokenizer::is_saved_in(&tokenizer_directory(&own));
+    let directory = Directory::temporary()?;
+    if has_begun {
+        copy_files(&tokenizer_directory(&own), &tokenizer_directory(&directory.path))?;
+    }
+    let progress = Arc::new(DataProgress::default());
+    let shown = progress.clone();
+    let observer: Observer = Arc::new(move |event| {
+        if let Event::Notice(notice) = &event {
+            shown.end();
+            say!("{notice}");
+        }
+    });
+    let report = |now| progress.show(now);
+    let repository = repository();
+    let request = DataRequest {
+        data: &settings.data,
+        tokenizer: &settings.tokenizer,
+        run_directory: &directory.path,
+        repository: &repository,
+        rows: 1,
+        evaluation_rows: 1,
+        evaluation_steps: Some(1),
+        evaluates: false,
+        inherited_tokenizer: settings.inherited_tokenizer(),
+        token_numbers: None,
+        resumes: has_begun,
+        observer: &observer,
+        watch: Watch::new(&report, &|| false),
+    };
+    let mut data = request.text()?;
+    progress.end();
+    let tokenizer = Tokenizer::load(tokenizer_directory(&directory.path))?;
+    let style = match (arguments.json, io::stdout().is_terminal()) {
+        (true, _) => Style::Json,
+        (false, true) => Style::Colored,
+        (false, false) => Style::Marked,
+    };
+    let mut number = 0;
+    while number < arguments.count
+        && let Some(batch) = data.train.next_batch()?
+    {
+        for example in examples(&batch) {
+            if number == arguments.count {
+                break;
+            }
+            number += 1;
+            print(&example.shown(number, &tokenizer, style)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// A temporary directory for the tokenizer and copies of data, which is removed at the end.
+struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    fn temporary() -> Result<Self, Failure> {
+        let path = env::temp_dir().join(format!("maxtext-data-{}", process::id()));
+        fs::create_dir_all(&path)
+            .map_err(|error| Failure::run(format!("cannot create `{}`: {error}", path.display())))?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // The files are small, and in the system's directory for temporary ones.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Copies the files of a directory.
+fn copy_files(from: &Path, to: &Path) -> Result<(), Failure> {
+    let copied = || -> io::Result<()> {
+        fs::create_dir_all(to)?;
+        for entry in from.read_dir()? {
+            let entry = entry?;
+            if entry.file_type()?.is_file() {
+                fs::copy(entry.path(), to.join(entry.file_name()))?;
+            }
+        }
+        Ok(())
+    };
+    copied().map_err(|error| Failure::run(format!("cannot copy `{}`: {error}", from.display())))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Style {
+    Json,
+    /// Tokens with a loss are green.
+    Colored,
+    /// Brackets enclose tokens with a loss.
+    Marked,
+}
+
+/// A document in a row: its tokens, and whether each has a loss. The first token is only an input.
+#[derive(Debug, PartialEq)]
+struct Example {
+    tokens: Vec<u32>,
+    has_loss: Vec<bool>,
+}
+
+/// The documents in the sequences of a batch's only row, of which there are several in preference data.
+fn examples(batch: &Batch) -> Vec<Example> {
+    let length = batch.array(arrays::INPUTS).and_then(|inputs| inputs.dims().last().copied()).unwrap_or(1);
+    let of = |name: &str| batch.integers(name).chunks(length);
+    let tokens = of(arrays::INPUTS).zip(of(arrays::TARGETS));
+    let marks = of(arrays::INPUTS_SEGMENTATION).zip(of(arrays::TARGETS_SEGMENTATION));
+    tokens.zip(marks).flat_map(|(tokens, marks)| examples_of_sequence(tokens, marks)).collect()
+}
+
+/// The documents in a sequence of inputs and targets, with the segments of inputs and of targets with a loss.
+fn examples_of_sequence(
+    (inputs, targets): (&[i32], &[i32]),
+    (segments, losses): (&[i32], &[i32]),
+) -> Vec<Example> {
+    let mut found: Vec<(i32, Example)> = Vec::new();
+    for (place, segment) in segments.iter().enumerate().filter(|(_, segment)| **segment != 0) {
+        if found.last().is_none_or(|(last, _)| last != segment) {
+            let first = inputs[place].cast_unsigned();
+            found.push((*segment, Example { tokens: vec![first], has_loss: vec![false] }));
+        }
+        let (_, example) = found.last_mut().expect("an example has just been added");
+        example.tokens.push(targets[place].cast_unsigned());
+        example.has_loss.push(losses[place] != 0);
+    }
+    found.into_iter().map(|(_, example)| example).collect()
+}
+
+impl Example {
+    fn shown(&self, number: usize, tokenizer: &Tokenizer, style: Style) -> Result<String, DataError> {
+        let num_losses = self.has_loss.iter().filter(|has_loss| **has_loss).count();
+        if style == Style::Json {
+            let texts = self.tokens.iter().map(|token| tokenizer.decode(&[*token], false));
+            let texts: Vec<String> = texts.collect::<Result<_, _>>()?;
+            let object = json!({
+                "example": number, "tokens": self.tokens, "texts": texts, "has_loss": self.has_loss,
+            });
+            return Ok(object.to_string());
+        }
+        let mut text =
+            format!("example {number}: {} tokens, of which {num_losses} have a loss\n", self.tokens.len());
+        let [begin, end] = match style {
+            Style::Colored => ["\x1b[32m", "\x1b[0m"],
+            _ => ["\u{27e6}", "\u{27e7}"],
+        };
+        let tokens: Vec<(u32, bool)> =
+            self.tokens.iter().copied().zip(self.has_loss.iter().copied()).collect();
+        for run in tokens.chunk_by(|(_, one), (_, next)| one == next) {
+            let ids: Vec<u32> = run.iter().map(|(token, _)| *token).collect();
+            let run_text = tokenizer.decode(&ids, false)?;
+            match run[0].1 {
+                true => text.extend([begin, run_text.as_str(), end]),
+                false => text.push_str(&run_text),
+            }
+        }
+        Ok(text + "\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_with_a_loss_are_marked() {
+        let tokenizer = Tokenizer::bytes();
+        let tokens = tokenizer.encode("ab cd", false, false).unwrap();
+        let example = Example { tokens: tokens.clone(), has_loss: vec![false, false, false, true, true] };
+        let head = "example 1: 5 tokens, of which 2 have a loss\n";
+        let shown = |style| example.shown(1, &tokenizer, style).unwrap();
+        assert_eq!(shown(Style::Marked), format!("{head}ab ⟦cd⟧\n"));
+        assert_eq!(shown(Style::Colored), format!("{head}ab \x1b[32mcd\x1b[0m\n"));
+        let object: serde_json::Value = serde_json::from_str(&shown(Style::Json)).unwrap();
+        assert_eq!(object["tokens"], json!(tokens));
+        assert_eq!(object["texts"], json!(["a", "b", " ", "c", "d"]));
+    }
+}

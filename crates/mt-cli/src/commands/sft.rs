@@ -1,0 +1,154 @@
+//! `maxtext sft`: fine-tuning on conversations, and its quick start.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::SystemTime,
+};
+
+use mt_config::{Config, PresetCommand, Request, RunGroup, saved_config_path};
+use mt_data::{Instruction, Split, instructions};
+
+use crate::{
+    arguments::Settings,
+    commands::{
+        decode, resolve,
+        train::{self, has_checkpoints},
+    },
+    failure::Failure,
+};
+
+/// The steps of the quick start's model, if it is trained only to be adapted.
+const BASE_STEPS: u64 = 100;
+/// The keys that describe the model. A run of the quick start has the preset's values.
+const MODEL_KEYS: [&str; 7] = [
+    "base_emb_dim",
+    "base_mlp_dim",
+    "base_num_decoder_layers",
+    "base_num_kv_heads",
+    "base_num_query_heads",
+    "head_dim",
+    "vocab_size",
+];
+/// The answers that are shown.
+const SHOWN: usize = 3;
+
+/// Runs `maxtext sft`.
+pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
+    let command = PresetCommand::named("sft");
+    let request = Request::from_process(settings.settings.clone()).with_quick_start().for_command(command);
+    let config = resolve(&request)?;
+    if !config.is_quick_start() {
+        return train::run_as(command, settings, None);
+    }
+    let base = match base_of(&config)?.map_or_else(|| newest_quick_start(&config), |base| Ok(Some(base)))? {
+        Some(base) => base,
+        None => {
+            say!("no run of the quick start can be adapted, so a smaller one is trained first");
+            let status = train::run(Settings { settings: of_base(&settings.settings) })?;
+            match newest_quick_start(&config)? {
+                Some(base) if status == ExitCode::SUCCESS => base,
+                _ => return Ok(status),
+            }
+        }
+    };
+    train::run_as(command, settings, Some(Lesson { base }))
+}
+
+/// The run that the quick start adapts.
+pub struct Lesson {
+    pub base: PathBuf,
+}
+
+/// Held-out questions, and how many of them the model answered before it was adapted.
+pub struct Exam {
+    questions: Vec<Instruction>,
+    before: Option<usize>,
+}
+
+impl Lesson {
+    /// Begins the lesson: counts the questions that the run answers before it is adapted, unless `run` has begun
+    /// already.
+    pub fn begin(&self, config: &Config, run: &Path) -> Result<Exam, Failure> {
+        let mut exam = Exam { questions: instructions(Split::Evaluation), before: None };
+        if !has_checkpoints(run) {
+            let template = config.entry("chat_template").value.as_str().unwrap_or_default();
+            let template = ["use_chat_template=true".to_owned(), format!("chat_template={template}")];
+            say!("the run `{}` is adapted to follow instructions", self.base.display());
+            exam.before = Some(exam.num_right(&exam.answers(&self.base, &template)?));
+        }
+        Ok(exam)
+    }
+}
+
+impl Exam {
+    /// Reports the answers of the adapted run.
+    pub fn report(&self, run: &Path) -> Result<(), Failure> {
+        let answers = self.answers(run, &["use_chat_template=true".to_owned()])?;
+        for (Instruction { question, .. }, answer) in self.questions.iter().zip(&answers).take(SHOWN) {
+            say!("{question}: {}", answer.trim());
+        }
+        let (right, all) = (self.num_right(&answers), self.questions.len());
+        let before = self.before.map_or_else(String::new, |before| format!("{before} before, "));
+        say!(
+            "exact answers to {all} held-out questions, whose answers are not in the training data: {before}{right} now"
+        );
+        Ok(())
+    }
+
+    /// The answers of a run. The most probable token is chosen each time.
+    fn answers(&self, run: &Path, further: &[String]) -> Result<Vec<String>, Failure> {
+        let questions: Vec<&str> =
+            self.questions.iter().map(|instruction| instruction.question.as_str()).collect();
+        let keys = [
+            format!("load_parameters_path={}", run.display()),
+            format!("prompts={}", serde_json::json!(questions)),
+            "max_prefill_predict_length=48".to_owned(),
+            "max_target_length=64".to_owned(),
+        ];
+        decode::answers([&keys[..], further].concat())
+    }
+
+    fn num_right(&self, answers: &[String]) -> usize {
+        let pairs = self.questions.iter().zip(answers);
+        pairs.filter(|(instruction, answer)| answer.trim() == instruction.answer).count()
+    }
+}
+
+/// The run that a run of this name adapts, if it has begun.
+fn base_of(config: &Config) -> Result<Option<PathBuf>, Failure> {
+    let run = RunGroup::from_config(config)?;
+    if run.run_name.is_empty() || !has_checkpoints(&run.directory()) {
+        return Ok(None);
+    }
+    let saved = Config::resolve(&Request::default().over_saved(saved_config_path(&run.directory())))?;
+    let base = saved.entry("load_parameters_path").value.as_str().filter(|path| !path.is_empty());
+    Ok(base.map(PathBuf::from))
+}
+
+/// The newest run of the quick start: a run on a repository with the quick start's model.
+fn newest_quick_start(config: &Config) -> Result<Option<PathBuf>, Failure> {
+    let runs = RunGroup::from_config(config)?.output_directory();
+    let Ok(entries) = fs::read_dir(&runs) else { return Ok(None) };
+    let is_quick_start = |run: &Path| {
+        let Ok(saved) = Config::resolve(&Request::default().over_saved(saved_config_path(run))) else {
+            return false;
+        };
+        let is_same = |key: &&str| saved.entry(key).value == config.entry(key).value;
+        saved.entry("hf_path").value == "repository" && MODEL_KEYS.iter().all(is_same)
+    };
+    let changed = |run: &PathBuf| {
+        let modified = fs::metadata(run.join("checkpoints")).and_then(|metadata| metadata.modified());
+        modified.unwrap_or(SystemTime::UNIX_EPOCH)
+    };
+    let runs = entries.flatten().map(|entry| entry.path());
+    let runs = runs.filter(|run| saved_config_path(run).is_file() && has_checkpoints(run));
+    Ok(runs.filter(|run| is_quick_start(run)).max_by_key(changed))
+}
+
+/// The arguments with which the model that is adapted is trained.
+fn of_base(given: &[String]) -> Vec<String> {
+    let is_shared = |argument: &&String| !matches!(argument.split('=').next(), Some("run_name" | "steps"));
+    given.iter().filter(is_shared).cloned().chain([format!("steps={BASE_STEPS}")]).collect()
+}

@@ -1,0 +1,158 @@
+//! Adapters on the command line: training and resuming, decoding, and PEFT directories.
+
+use std::{fs, path::Path, process::Command, process::Stdio};
+
+use crate::support::{Outcome, Sandbox, outcome};
+
+const LORA: [&str; 4] =
+    ["lora.enable_lora=true", "lora.lora_rank=3", "lora.lora_alpha=6", "learning_rate=1e-2"];
+const SHORT: [&str; 2] = ["eval_interval=4", "checkpoint_period=4"];
+
+fn maxtext(sandbox: &Sandbox, arguments: &[&str]) -> Outcome {
+    let programs = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_maxtext"));
+    command.args(arguments);
+    if arguments[0] != "checkpoint" || arguments[1] == "export" {
+        command.arg(format!("jax_cache_dir={}", programs.display()));
+    }
+    let command = command.current_dir(sandbox.path("")).env_remove("XLA_FLAGS").stdin(Stdio::null());
+    outcome(command)
+}
+
+/// The bytes of the logits that a model gives two rows of tokens.
+fn logits(sandbox: &Sandbox, keys: &[&str]) -> Vec<f32> {
+    fs::write(sandbox.path("tokens.json"), "[[1, 2, 3, 77, 5], [200, 101]]").unwrap();
+    let usual = ["logits", "tokens_path=tokens.json", "logits_path=logits.npy"];
+    maxtext(sandbox, &[&usual[..], keys].concat()).succeeded();
+    let file = fs::read(sandbox.path("logits.npy")).unwrap();
+    let start = 10 + usize::from(u16::from_le_bytes([file[8], file[9]]));
+    file[start..].chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+#[track_caller]
+fn assert_near(one: &[f32], other: &[f32], bound: f32) {
+    assert_eq!(one.len(), other.len());
+    let largest = one.iter().zip(other).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max);
+    assert!(largest <= bound, "{largest:e}");
+}
+
+/// A sandbox with the run `base`, and the runs `whole` and `cut` of adapters of it, of which the second was resumed.
+fn trained(extra: &[&str]) -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.train("base", &["steps=6", "eval_interval=-1", "learning_rate=1e-2"]).succeeded();
+    let train = |run: &str, steps: &str| {
+        let keys = [&LORA[..], &SHORT, extra, &["load_parameters_path=runs/base", steps]].concat();
+        sandbox.train(run, &keys)
+    };
+    train("whole", "steps=8").succeeded();
+    train("cut", "steps=5").succeeded();
+    train("cut", "steps=8").succeeded();
+    sandbox
+}
+
+#[test]
+fn runs_save_adapters_alone_and_resume_to_the_bit() {
+    let sandbox = trained(&["lora.use_dora=true"]);
+    assert_eq!(sandbox.metrics("whole").losses(), sandbox.metrics("cut").losses());
+    let evaluations = sandbox.metrics("whole").evaluation_losses();
+    assert!(evaluations.last() < evaluations.first(), "{evaluations:?}");
+    let weights = |run: &str| {
+        let mut files = Vec::new();
+        collect(&sandbox.path(&format!("runs/{run}/checkpoints/7/items")), &mut files);
+        // Files with times and paths of the save.
+        files.retain(|(name, _)| !name.contains("METADATA") && !name.ends_with("commit_success.txt"));
+        files
+    };
+    for ((name, whole), (other, cut)) in weights("whole").iter().zip(&weights("cut")) {
+        assert_eq!(name, other);
+        assert!(whole == cut, "{name} differs");
+    }
+    for (name, _) in weights("whole") {
+        let is_adapter = name.contains("kernel_lora_a")
+            || name.contains("kernel_lora_b")
+            || name.contains("kernel_lora_magnitude");
+        let is_counter = name.contains("count") || name.starts_with("step");
+        assert!(is_adapter || is_counter, "{name}");
+    }
+
+    // The run needs nothing but its own path, and its merged form is the same model.
+    let of_run = logits(&sandbox, &["load_parameters_path=runs/whole"]);
+    let of_base = logits(&sandbox, &["load_parameters_path=runs/base"]);
+    let changes = of_run.iter().zip(&of_base).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max);
+    assert!(changes > 1e-2, "{changes}");
+    let export = ["checkpoint", "export", "--output", "merged", "load_parameters_path=runs/whole"];
+    maxtext(&sandbox, &export).succeeded();
+    assert_near(&logits(&sandbox, &["hf_model_path=merged", "dtype=float32"]), &of_run, 1e-4);
+
+    // Through a PEFT directory.
+    let export = ["checkpoint", "export", "--format", "peft", "--output", "adapters"];
+    let written =
+        maxtext(&sandbox, &[&export[..], &["load_parameters_path=runs/whole"]].concat()).succeeded();
+    assert!(written.output.contains("in PEFT's format to `adapters`, for the base `"), "{}", written.output);
+    let restored = [&LORA[..3], &["lora.use_dora=true", "lora.lora_restore_path=adapters"]].concat();
+    let of_peft = logits(&sandbox, &[&restored[..], &["load_parameters_path=runs/base"]].concat());
+    assert_near(&of_peft, &of_run, 0.0);
+
+    // A new run begins with these adapters.
+    let further = [&LORA[..], &restored[3..], &["load_parameters_path=runs/base", "steps=1"]].concat();
+    sandbox.train("further", &further).succeeded();
+    let (first, last) = (sandbox.metrics("further").losses()[0], sandbox.metrics("base").losses()[0]);
+    assert!(first < last - 0.1, "{first} {last}");
+}
+
+fn collect(directory: &Path, files: &mut Vec<(String, Vec<u8>)>) {
+    collect_below(directory, directory, files);
+    files.sort();
+}
+
+fn collect_below(root: &Path, directory: &Path, files: &mut Vec<(String, Vec<u8>)>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect_below(root, &path, files);
+        } else {
+            let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+            // Items within items are copies that are not scaled.
+            files.push((name.trim_start_matches("exact/").to_owned(), fs::read(&path).unwrap()));
+        }
+    }
+}
+
+#[test]
+fn adapters_without_their_base_are_refused() {
+    let sandbox = trained(&[]);
+    // The base goes on, so that its newest step has other weights.
+    sandbox.train("base", &["steps=7", "eval_interval=-1", "learning_rate=1e-2"]).succeeded();
+    let keys = [&LORA[..], &SHORT, &["load_parameters_path=runs/base", "steps=9"]].concat();
+    sandbox.train("whole", &keys).failed(2, &["has adapters of `", "but the base is now `", "hint: "]);
+    let step = ["load_parameters_path=runs/base", "lora.lora_restore_path=runs/whole"];
+    let options = ["logits", "tokens_path=tokens.json", "logits_path=logits.npy"];
+    fs::write(sandbox.path("tokens.json"), "[[1, 2]]").unwrap();
+    maxtext(&sandbox, &[&options[..], &LORA[..3], &step].concat()).failed(2, &["has adapters of `"]);
+    let off = ["load_parameters_path=runs/whole", "lora.enable_lora=false"];
+    maxtext(&sandbox, &[&options[..], &off].concat()).failed(2, &["holds adapters alone, whose base is `"]);
+    let none = [&LORA[..3], &["load_parameters_path=runs/base"]].concat();
+    maxtext(&sandbox, &[&options[..], &none].concat()).failed(2, &["no adapters are named"]);
+    fs::rename(sandbox.path("runs/base"), sandbox.path("runs/moved")).unwrap();
+    let run = ["load_parameters_path=runs/whole"];
+    maxtext(&sandbox, &[&options[..], &run].concat())
+        .failed(2, &["does not exist", "lora.lora_restore_path="]);
+    let moved = ["load_parameters_path=runs/moved/checkpoints/5", "lora.lora_restore_path=runs/whole"];
+    maxtext(&sandbox, &[&options[..], &LORA[..3], &moved].concat()).succeeded();
+}
+
+#[test]
+fn mistakes_in_keys_are_named() {
+    let sandbox = Sandbox::new();
+    sandbox.train("run", &["lora.enable_lora=true"]).refused(&[
+        "`lora_rank` is `0`",
+        "`lora.lora_rank=16`",
+        "`lora_alpha` is `0.0`",
+    ]);
+    let qk = [&LORA[..], &["use_qk_clip=true"]].concat();
+    sandbox.train("run", &qk).refused(&["`use_qk_clip`", "freeze"]);
+    let quantized = [&LORA[..], &["lora.lora_weight_qtype=nf4"]].concat();
+    sandbox.train("run", &quantized).refused(&["a quantized base below LoRA adapters"]);
+    let misspelled = [&LORA[..], &["lora.lora_module_path=.*/quary"]].concat();
+    sandbox.train("run", &misspelled).refused(&["matches no linear map", "`query`"]);
+}

@@ -1,0 +1,255 @@
+//! Preference data: first losses compared with `preference.py`, and runs that are killed, placed and evaluated.
+
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::support::{Random, Sandbox, outcome};
+
+const PAIRS: &[&str] = &[
+    "use_dpo=true",
+    "hf_path=json",
+    "hf_train_files=pairs.jsonl",
+    "hf_eval_files=",
+    "eval_interval=-1",
+    "enable_data_shuffling=false",
+    "checkpoint_period=2",
+];
+
+fn write_rows(sandbox: &Sandbox, name: &str, rows: &[Value]) {
+    let lines: Vec<String> = rows.iter().map(Value::to_string).collect();
+    fs::write(sandbox.path(name), lines.join("\n")).unwrap();
+}
+
+/// Pairs whose answers have between 1 and 24 bytes.
+fn write_pairs(sandbox: &Sandbox, name: &str, seed: u64) {
+    let mut random = Random(seed);
+    let mut text = |most: u64| -> String {
+        let size = 1 + random.below(most);
+        (0..size).map(|_| char::from(b'a' + random.below(26) as u8)).collect()
+    };
+    let rows: Vec<Value> = (0..64)
+        .map(|index| {
+            let most = if index % 3 == 0 { 24 } else { 4 };
+            json!({"prompt": format!("{}: ", text(6)), "chosen": text(most), "rejected": text(24)})
+        })
+        .collect();
+    write_rows(sandbox, name, &rows);
+}
+
+/// Copies the model of the reference values, whose tokens are characters.
+fn copy_model(sandbox: &Sandbox) {
+    let from =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/families/llama_six_on_two");
+    let model = sandbox.path("model");
+    fs::create_dir(&model).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(from.join(file), model.join(file)).unwrap();
+    }
+    let special = ["<pad>", "<bos>", "<eos>", "<|turn|>", "<|end|>"].map(str::to_owned);
+    let characters = ('a'..='z').chain('A'..='Z').chain(" .,:\n".chars()).map(String::from);
+    let tokens = special.iter().cloned().chain(characters);
+    let vocab: serde_json::Map<String, Value> =
+        tokens.enumerate().map(|(id, token)| (token, json!(id))).collect();
+    let added = special.iter().enumerate().map(|(id, content)| {
+        json!({
+            "id": id, "content": content, "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        })
+    });
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": added.collect::<Vec<_>>(),
+        "decoder": { "type": "Fuse" },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    fs::write(model.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let config = json!({ "bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": true });
+    fs::write(model.join("tokenizer_config.json"), config.to_string()).unwrap();
+}
+
+#[test]
+fn first_losses_and_gradients_are_those_of_trl() {
+    let sandbox = Sandbox::new();
+    copy_model(&sandbox);
+    let golden: Value = serde_json::from_str(include_str!("preference.json")).unwrap();
+    let pairs = golden["pairs"].as_array().unwrap();
+    let of = |pair: &Value| json!({"prompt": pair[0], "chosen": pair[1], "rejected": pair[2]});
+    write_rows(&sandbox, "pairs.jsonl", &pairs.iter().map(of).collect::<Vec<_>>());
+    // The prompts are the common beginnings of both answers, but for a final space, which makes no difference here.
+    let joined = |pair: &Value, answer: usize| {
+        format!("{}{}", pair[0].as_str().unwrap(), pair[answer].as_str().unwrap())
+    };
+    let two_columns = |pair: &Value| json!({"better": joined(pair, 1), "worse": joined(pair, 2)});
+    write_rows(&sandbox, "two.jsonl", &pairs.iter().map(two_columns).collect::<Vec<_>>());
+    let labels = golden["labels"].as_array().unwrap();
+    let judged = pairs.iter().zip(labels);
+    let judged =
+        judged.map(|(pair, label)| json!({"prompt": pair[0], "completion": pair[1], "label": label}));
+    write_rows(&sandbox, "judged.jsonl", &judged.collect::<Vec<_>>());
+    let keys = [
+        "load_parameters_path=model",
+        "base_output_directory=runs",
+        "dataset_type=hf",
+        "dtype=float32",
+        "max_target_length=32",
+        "packing=false",
+        "add_bos=true",
+        "per_device_batch_size=4",
+        "learning_rate=0",
+        "steps=1",
+    ];
+    for (run, name, own) in [
+        ("sigmoid", "sigmoid", &[][..]),
+        ("two", "sigmoid", &["hf_train_files=two.jsonl", "train_data_columns=[better,worse]"]),
+        ("ipo", "ipo", &["dpo.loss_type=ipo"]),
+        ("sppo", "sppo_hard", &["dpo.loss_type=sppo_hard"]),
+        ("orpo", "orpo", &["dpo.algo=orpo", "dpo.orpo_form=trl"]),
+        ("simpo", "simpo", &["dpo.algo=simpo"]),
+        ("kto", "kto", &["dpo.algo=kto", "hf_train_files=judged.jsonl", "undesirable_weight=0.7"]),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_maxtext"));
+        command.args(["train", &format!("run_name={run}")]).args([PAIRS, &keys, own].concat());
+        outcome(command.current_dir(sandbox.path("")).env_remove("XLA_FLAGS")).succeeded();
+        let metrics = sandbox.metrics(run);
+        for (metric, stored, tolerance) in
+            [("learning/loss", "loss", 1e-5), ("learning/raw_grad_norm", "gradient_norm", 1e-4)]
+        {
+            let (made, expected) =
+                (metrics.series(metric)[0], golden["results"][name][stored].as_f64().unwrap());
+            assert!(
+                (made - expected).abs() <= tolerance * expected,
+                "{run} {metric}: {made}, not {expected}"
+            );
+        }
+    }
+}
+
+/// Waits for a checkpoint, then kills the run.
+fn kill_after_checkpoint(sandbox: &Sandbox, run: &str, keys: &[&str]) {
+    let mut process = sandbox.command(run, keys).spawn().unwrap();
+    let began = Instant::now();
+    while sandbox.checkpoints(run).is_empty() && process.try_wait().unwrap().is_none() {
+        assert!(began.elapsed() < Duration::from_secs(300), "no checkpoint after five minutes");
+        thread::sleep(Duration::from_millis(1));
+    }
+    process.kill().unwrap();
+    process.wait().unwrap();
+}
+
+#[test]
+fn runs_resume_and_are_placed_like_any_other() {
+    let sandbox = Sandbox::new();
+    write_pairs(&sandbox, "pairs.jsonl", 1);
+    let keys = [PAIRS, &["steps=12", "per_device_batch_size=8", "dpo.loss_type=[sigmoid,sft]"]].concat();
+    sandbox.train("whole", &keys).succeeded();
+    kill_after_checkpoint(&sandbox, "killed", &keys);
+    sandbox.train("killed", &keys).succeeded();
+    sandbox.assert_same_run("whole", "killed");
+    let whole = sandbox.metrics("whole");
+    let margins = whole.series("learning/rewards/margins");
+    assert!(margins[0] == 0.0 && margins[11] > 0.0, "{margins:?}");
+    let devices = ["num_cpu_devices=8", "per_device_batch_size=1"];
+    for (run, way) in [
+        ("fsdp", &["ici_fsdp_parallelism=8"][..]),
+        ("tensor", &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"]),
+        ("parts", &["num_cpu_devices=1", "gradient_accumulation_steps=4", "per_device_batch_size=2"]),
+    ] {
+        sandbox.train(run, &[&keys[..], &devices, way].concat()).succeeded();
+        for (own, whole) in sandbox.metrics(run).losses().iter().zip(whole.losses()) {
+            assert!((own - whole).abs() <= 1e-5 * whole, "{run}: {own}, not {whole}");
+        }
+    }
+}
+
+#[test]
+fn held_out_pairs_are_evaluated_against_another_reference() {
+    let sandbox = Sandbox::new();
+    write_pairs(&sandbox, "pairs.jsonl", 1);
+    write_pairs(&sandbox, "others.jsonl", 2);
+    sandbox.train("first", &[PAIRS, &["steps=4", "learning_rate=1e-2"]].concat()).succeeded();
+    let keys = [
+        "hf_eval_files=others.jsonl",
+        "eval_data_columns=[prompt,chosen,rejected]",
+        "eval_interval=2",
+        "steps=2",
+    ];
+    let reference = ["dpo.reference_path=runs/first", "max_target_length=24", "eval_per_device_batch_size=5"];
+    let outcome = sandbox.train("second", &[PAIRS, &keys, &reference].concat()).succeeded();
+    assert!(outcome.errors.contains("were cut to `max_target_length`"), "{}", outcome.errors);
+    let metrics = sandbox.metrics("second");
+    assert!((metrics.losses()[0] - std::f64::consts::LN_2).abs() > 1e-4, "{:?}", metrics.losses());
+    for record in metrics.evaluation.values() {
+        let accuracy = record["eval/avg_rewards/accuracies"].as_f64().unwrap();
+        assert!((0.0..=1.0).contains(&accuracy), "{record}");
+        assert_eq!(record["eval/total_weights"], 64.0, "{record}");
+    }
+}
+
+#[test]
+fn wrong_keys_are_refused() {
+    let sandbox = Sandbox::new();
+    write_pairs(&sandbox, "pairs.jsonl", 1);
+    let check = |keys: &[&str], parts: &[&str]| {
+        sandbox.train("wrong", &[PAIRS, keys].concat()).refused(parts);
+    };
+    check(&["packing=true"], &["each row holds one pair", "hint: use `packing=false`"]);
+    check(&["use_sft=true"], &["a run has one objective", "hint: "]);
+    check(&["dpo.loss_type=simpo"], &["which has no loss `simpo`", "hint: use `dpo.algo=simpo`"]);
+    check(&["dpo.algo=kto", "dpo.loss_type=ipo"], &["which has no loss `ipo`", "`kto`, `apo_zero_unpaired`"]);
+    check(&["dpo.loss_type=sigmod"], &["loss_type", "sigmod"]);
+    check(&["dpo.loss_type=exo_pair"], &["takes the logarithm", "hint: use `dpo.dpo_label_smoothing=0.001`"]);
+    check(&["dpo.loss_type=robust", "dpo_label_smoothing=0.5"], &["use a share below 0.5"]);
+    check(&["dpo.loss_type=hinge", "dpo_label_smoothing=0.1"], &["has no label smoothing"]);
+    check(
+        &["dpo.loss_type=aot", "gradient_accumulation_steps=2"],
+        &["`aot` compares all rows of a batch", "hint: use `gradient_accumulation_steps=1`"],
+    );
+    check(&["dpo.loss_type=[sigmoid,sft]", "dpo.loss_weights=[1]"], &["one weight for each loss"]);
+    check(&["train_data_columns=[text]"], &["a preference pair has two columns or three"]);
+    check(
+        &["dpo.max_prompt_length=32"],
+        &["no room for an answer", "hint: use at most `dpo.max_prompt_length=31`"],
+    );
+    check(
+        &["hf_path=text", "hf_train_files=train.txt"],
+        &["`use_dpo` is `true`", "plain text has no columns"],
+    );
+    check(
+        &["dpo.algo=orpo", "dpo.reference_path=runs/first"],
+        &["`reference_path`", "which does not read it", "hint: leave out `dpo.reference_path`"],
+    );
+    sandbox.train("wrong", &[PAIRS, &["dpo.reference_path=nowhere"]].concat()).failed(2, &["nowhere"]);
+}
+
+#[test]
+fn wrong_records_are_located() {
+    let sandbox = Sandbox::new();
+    let good = json!({"prompt": "a", "chosen": "b", "rejected": "c"});
+    let check = |row: Value, keys: &[&str], parts: &[&str]| {
+        write_rows(&sandbox, "pairs.jsonl", &[good.clone(), row]);
+        sandbox.train("wrong", &[PAIRS, keys].concat()).failed(2, parts);
+    };
+    let empty = json!({"prompt": "a", "chosen": " ", "rejected": "c"});
+    check(empty, &[], &["`pairs.jsonl`, line 2: the answer in column `chosen` is empty"]);
+    let equal = json!({"prompt": "a", "chosen": "b", "rejected": "bc"});
+    check(
+        equal,
+        &["train_data_columns=[chosen,rejected]"],
+        &["line 2", "one answer is empty", "hint: state prompts"],
+    );
+    let turns = json!({"prompt": "a", "chosen": [{"role": "assistant", "content": "b"}], "rejected": "c"});
+    check(turns, &[], &["line 2", "has no chat template", "hint: name one with `chat_template_path`"]);
+    let judged = ["dpo.algo=kto", "train_data_columns=[prompt,chosen,rejected]"];
+    check(
+        good.clone(),
+        &judged,
+        &["line 1: column `rejected` holds `\"c\"`, not a verdict", "hint: use `true`"],
+    );
+}

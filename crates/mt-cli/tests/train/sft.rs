@@ -1,0 +1,102 @@
+//! `maxtext sft`, and `maxtext data show`.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::support::{Outcome, Sandbox, outcome};
+
+/// A template in the manner of ChatML, with marks.
+pub const TEMPLATE: &str = "{% for message in messages %}<{{ message.role }}>\
+     {% if message.role == 'assistant' %}{% generation %}{{ message.content }}|{% endgeneration %}\
+     {% else %}{{ message.content }}{% endif %}{% endfor %}\
+     {% if add_generation_prompt %}<assistant>{% endif %}";
+
+/// Writes conversations of one question and its answer, and a configuration of a small model for them.
+pub fn write_conversations(sandbox: &Sandbox) {
+    let turn = |role: &str, content: String| json!({"role": role, "content": content});
+    let conversation = |index: u32| {
+        let question = turn("user", format!("Say {}", index % 10));
+        json!({"messages": [question, turn("assistant", format!("It is {}.", index % 10))]}).to_string()
+    };
+    let lines: Vec<String> = (0..40).map(conversation).collect();
+    fs::write(sandbox.path("chats.jsonl"), lines.join("\n")).unwrap();
+    fs::write(sandbox.path("template.jinja"), TEMPLATE).unwrap();
+    let small = fs::read_to_string(sandbox.path("small.yml")).unwrap();
+    let of_data =
+        ["hf_path", "hf_train_files", "hf_eval_files", "eval_interval", "learning_rate:", "tokenizer_type"];
+    let kept = small.lines().filter(|line| !of_data.iter().any(|key| line.starts_with(key)));
+    let kept: Vec<&str> =
+        kept.chain(["max_target_length: 48", "chat_template_path: template.jinja"]).collect();
+    let kept = kept.join("\n").replace("max_target_length: 32\n", "");
+    fs::write(sandbox.path("model.yml"), kept + "\ntokenizer_type: byte\n").unwrap();
+}
+
+fn run(sandbox: &Sandbox, arguments: &[&str]) -> Outcome {
+    outcome(&mut sandbox.program(arguments))
+}
+
+const FILES: &str = "hf_train_files=chats.jsonl";
+
+#[test]
+fn the_command_is_a_preset_and_either_resumes_the_other() {
+    let sandbox = Sandbox::new();
+    write_conversations(&sandbox);
+    run(&sandbox, &["sft", "model.yml", FILES, "run_name=whole", "steps=10"]).succeeded();
+    let saved = fs::read_to_string(sandbox.path("runs/whole/config.yml")).unwrap();
+    for line in
+        ["use_sft: true", "sft_train_on_completion_only: true", "hf_path: \"json\"", "learning_rate: 0.00002"]
+    {
+        assert!(saved.lines().any(|saved| saved == line), "no `{line}` in\n{saved}");
+    }
+    fs::write(
+        sandbox.path("tuned.yml"),
+        format!(
+            "base_config: post_train/sft.yml\n{}",
+            fs::read_to_string(sandbox.path("model.yml")).unwrap()
+        ),
+    )
+    .unwrap();
+    run(&sandbox, &["sft", "model.yml", FILES, "run_name=halves", "steps=5"]).succeeded();
+    run(&sandbox, &["train", "tuned.yml", FILES, "run_name=halves", "steps=8"]).succeeded();
+    run(&sandbox, &["sft", "model.yml", FILES, "run_name=halves", "steps=10"]).succeeded();
+    // The states of both iterators hold the time that the template sees, which is that of each run's first start.
+    assert_eq!(sandbox.metrics("whole").learning(), sandbox.metrics("halves").learning());
+}
+
+#[test]
+fn keys_that_contradict_the_command_are_refused() {
+    let sandbox = Sandbox::new();
+    write_conversations(&sandbox);
+    let parts = ["`use_sft` is `false` (command line), but the command is `maxtext sft`", "`maxtext train`"];
+    run(&sandbox, &["sft", "model.yml", FILES, "use_sft=false"]).refused(&parts);
+    // Without files, the dataset of the preset remains, which would have to be downloaded.
+    run(&sandbox, &["sft", "model.yml"]).refused(&["`hf_path` request it", "hf_train_files"]);
+    run(&sandbox, &["sft", "model.yml", "hf_train_files=chats.txt"]).refused(&["`hf_path` request it"]);
+    run(&sandbox, &["train", "model.yml", "hf_path=instructions"]).refused(&["`hf_path`", "`use_sft=true`"]);
+}
+
+#[test]
+fn examples_are_shown_with_their_losses() {
+    let sandbox = Sandbox::new();
+    write_conversations(&sandbox);
+    let keys =
+        ["sft.yml", "base_emb_dim=32", "tokenizer_type=byte", "vocab_size=260", "max_target_length=48"];
+    let data = [FILES, "chat_template_path=template.jinja", "packing=false", "enable_data_shuffling=false"];
+    let show = |further: &[&str]| {
+        run(&sandbox, &[&["data", "show"], further, &keys, &data].concat()).succeeded().output
+    };
+    let shown = show(&["--count", "2"]);
+    let first = "example 1: 31 tokens, of which 9 have a loss\n<user>Say 0<assistant>⟦It is 0.|⟧\n";
+    assert!(shown.starts_with(first), "{shown}");
+    assert!(shown.contains("example 2: ") && !shown.contains("example 3: "), "{shown}");
+    let object: Value = serde_json::from_str(show(&["--count=1", "--json"]).trim()).unwrap();
+    let texts: Vec<&str> =
+        object["texts"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
+    let losses = object["has_loss"].as_array().unwrap();
+    let learned: String =
+        texts.iter().zip(losses).filter(|(_, loss)| **loss == true).map(|(text, _)| *text).collect();
+    assert_eq!((texts.concat().as_str(), learned.as_str()), ("<user>Say 0<assistant>It is 0.|", "It is 0.|"));
+    run(&sandbox, &["data", "show", "dataset_type=synthetic"]).refused(&["random tokens", "hint: name data"]);
+    run(&sandbox, &["data", "show", "--count", "x"]).failed(2, &[]);
+}

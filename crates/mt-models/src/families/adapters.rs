@@ -1,0 +1,131 @@
+//! The choice of the linear maps that have adapters.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use fancy_regex::Regex;
+use mt_config::LoraGroup;
+use mt_nn::{Adapter, AdapterArray};
+
+use crate::{
+    ForwardPass, ModelError, Storage,
+    decoder::{AdapterConfig, AdapterTargets, Decoder, DecoderConfig, Parameter},
+};
+
+const KEY: &str = "lora.lora_module_path";
+
+/// Linear maps around the mixers and the feed-forward parts, which have adapters only where an expression names them.
+const NAMED_ONLY: &[&str] = &["head", "per_layer", "engram", "square"];
+
+/// A matrix of the model without adapters.
+struct Matrix {
+    role: String,
+    /// Its layers, or `None` outside of layers.
+    layers: Vec<Option<usize>>,
+    /// The module's path in MaxText's checkpoints, such as `decoder/layers/mlp/wi_0`.
+    module: String,
+    /// Whether it is a linear map that can have an adapter. Routers and experts cannot.
+    can_adapt: bool,
+}
+
+/// The adapters that a configuration requests for a decoder without adapters.
+///
+/// # Errors
+/// The expression matches no linear map, or matches routers or experts.
+pub(super) fn adapters(dense: &Decoder, keys: &LoraGroup) -> Result<Option<AdapterConfig>, ModelError> {
+    if !keys.enable_lora {
+        return Ok(None);
+    }
+    let (rank, alpha) = (keys.lora_rank, keys.lora_alpha);
+    let divisor = if keys.use_rslora { (rank as f64).sqrt() } else { rank as f64 };
+    let config = AdapterConfig {
+        adapter: Adapter { rank, scale: alpha / divisor, has_magnitude: keys.use_dora },
+        alpha,
+        is_rank_stabilized: keys.use_rslora,
+        targets: AdapterTargets::All,
+    };
+    let matrices = matrices(dense, &config);
+    let chosen: Vec<&Matrix> = match keys.lora_module_path.as_str() {
+        "" => {
+            let is_usual = |matrix: &&Matrix| {
+                let part = matrix.role.split('.').next().unwrap_or_default();
+                matrix.can_adapt && !NAMED_ONLY.contains(&part) && !matrix.role.contains(".indexer.")
+            };
+            matrices.iter().filter(is_usual).collect()
+        }
+        pattern => matching(pattern, &matrices)?,
+    };
+    if chosen.is_empty() {
+        return Err(ModelError::NoLinearMap);
+    }
+    let of_layers = chosen.iter().flat_map(|matrix| {
+        matrix.layers.iter().map(|layer| (matrix.role.clone(), *layer)).collect::<Vec<_>>()
+    });
+    let targets = AdapterTargets::These(Arc::new(of_layers.collect::<BTreeSet<_>>()));
+    Ok(Some(AdapterConfig { targets, ..config }))
+}
+
+/// The matrices of linear maps, routers and experts. `all` gives every linear map an adapter.
+fn matrices(dense: &Decoder, all: &AdapterConfig) -> Vec<Matrix> {
+    let config = DecoderConfig { adapters: Some(all.clone()), ..dense.config().clone() };
+    let segments = dense.config().segments();
+    let adapted = Decoder::new(config, dense.family()).parameters();
+    let with_adapters: BTreeSet<String> = adapted
+        .iter()
+        .filter(|(_, spec)| spec.adapter == Some(AdapterArray::A))
+        .map(|(path, _)| path.parent().to_string())
+        .collect();
+    let matrix = |((path, spec), stored): (&(mt_shape::Path, mt_nn::ParamSpec), &crate::StoredParameter)| {
+        let (path, spec) = spec.stored_form(path);
+        let can_adapt = with_adapters.contains(&path.to_string());
+        if !can_adapt && spec.num_input_axes + spec.num_group_axes == 0 {
+            return None;
+        }
+        let parameter = Parameter::of(&segments, &path, &spec);
+        let layers: Vec<Option<usize>> = parameter.layers().into_iter().map(Some).collect();
+        // Matrices of experts have no module of their own.
+        let names = if stored.key.last().is_some_and(|name| name == "kernel") { 1 } else { 0 };
+        Some(Matrix {
+            role: parameter.role,
+            layers: if layers.is_empty() { vec![None] } else { layers },
+            module: stored.key[..stored.key.len() - names].join("/"),
+            can_adapt,
+        })
+    };
+    let parameters = dense.parameters();
+    let first = parameters.iter().zip(dense.storage()).filter(|((_, spec), _)| spec.is_first_array());
+    first.filter_map(|(parameter, stored)| matrix((parameter, &stored))).collect()
+}
+
+/// The matrices whose modules an expression fits as a whole.
+fn matching<'a>(pattern: &str, matrices: &'a [Matrix]) -> Result<Vec<&'a Matrix>, ModelError> {
+    let wrong = |reason: String| ModelError::LoraExpression { pattern: pattern.to_owned(), reason };
+    let expression = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| wrong(error.to_string()))?;
+    let mut chosen = Vec::new();
+    for matrix in matrices {
+        if expression.is_match(&matrix.module).map_err(|error| wrong(error.to_string()))? {
+            chosen.push(matrix);
+        }
+    }
+    if let Some(other) = chosen.iter().find(|matrix| !matrix.can_adapt) {
+        return Err(ModelError::NoAdapterThere { pattern: pattern.to_owned(), module: other.module.clone() });
+    }
+    if chosen.is_empty() {
+        // Without the operators, the rest of an expression is likely a misspelled name.
+        let word: String =
+            pattern.chars().filter(|sign| sign.is_alphanumeric() || matches!(sign, '_' | '/')).collect();
+        let last = word.rsplit('/').next().unwrap_or_default();
+        let known = matrices.iter().filter(|matrix| matrix.can_adapt);
+        let mut names: Vec<&str> = known.clone().flat_map(|matrix| matrix.module.split('/')).collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut modules: Vec<String> = known.map(|matrix| matrix.module.clone()).collect();
+        modules.dedup();
+        return Err(ModelError::LoraMatchesNothing {
+            key: KEY,
+            pattern: pattern.to_owned(),
+            near: mt_config::nearest_names(last, names),
+            example: modules.swap_remove(0),
+        });
+    }
+    Ok(chosen)
+}

@@ -1,0 +1,93 @@
+//! Log-probabilities of answers, which all losses on preference data share.
+
+use mt_data::arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION};
+use mt_models::Tokens;
+use mt_nn::{
+    axes::{BATCH, POSITION},
+    token_weights,
+};
+use mt_shape::{DType, axis};
+use mt_trace::Tensor;
+
+use crate::objective::{BatchArray, BatchTensors, BoundModel, SideOutputs};
+
+/// The sequences of a row.
+pub const SEQUENCE: &str = "sequence";
+
+/// The arrays of a batch whose rows have two sequences each.
+pub fn arrays(rows: usize, length: usize, vocab_size: usize) -> Vec<BatchArray> {
+    let array = |name, below| BatchArray {
+        name,
+        dtype: DType::I32,
+        axes: vec![axis(BATCH, rows), axis(SEQUENCE, 2), axis(POSITION, length)],
+        below,
+    };
+    vec![
+        array(INPUTS, Some(vocab_size)),
+        array(INPUTS_POSITION, None),
+        array(INPUTS_SEGMENTATION, None),
+        array(TARGETS, Some(vocab_size)),
+        array(TARGETS_SEGMENTATION, None),
+    ]
+}
+
+/// The rows that hold an example: 1, or 0 for padding.
+///
+/// # Shapes
+/// `-> f32[batch]`
+pub fn present<'t>(batch: &BatchTensors<'t>) -> Tensor<'t> {
+    let first = batch.of(INPUTS_SEGMENTATION).at(SEQUENCE, 0);
+    token_weights(first).max(&[POSITION])
+}
+
+/// The log-probabilities of answers by one model. Sequences are those of each row.
+pub struct Answers<'t> {
+    /// `f32[batch, sequence, position]`, 0 where a token has no loss.
+    pub each: Tensor<'t>,
+    /// The logarithm of the sum of squared probabilities of all tokens, less that of the answer's token, if requested:
+    /// `f32[batch, sequence, position]`.
+    pub surprise: Option<Tensor<'t>>,
+    pub side: SideOutputs<'t>,
+}
+
+/// The weights of an answer's tokens: 1, or 0 for prompts and padding.
+///
+/// # Shapes
+/// `-> f32[batch, sequence, position]`
+pub fn answer_tokens<'t>(batch: &BatchTensors<'t>) -> Tensor<'t> {
+    token_weights(batch.of(TARGETS_SEGMENTATION))
+}
+
+/// The log-probabilities of the targets of each row's first `sequences` sequences. `weights` selects tokens.
+///
+/// # Shapes
+/// `f32[batch, sequence, position] -> f32[batch, sequence, position]`
+pub fn log_probabilities<'t>(
+    model: &BoundModel<'_, 't>,
+    batch: &BatchTensors<'t>,
+    weights: Tensor<'t>,
+    wants_surprise: bool,
+) -> Answers<'t> {
+    let sequences = weights.axis(SEQUENCE);
+    let rows = weights.axis(BATCH);
+    // The sequences of a row stay on its device.
+    let flat = |name: &str| {
+        let array = batch.of(name).slice(SEQUENCE, 0, sequences.size);
+        array.merge(&[BATCH, SEQUENCE], BATCH)
+    };
+    let parted = |flat: Tensor<'t>| flat.split(BATCH, &[rows, sequences]);
+    let tokens = Tokens {
+        tokens: flat(INPUTS),
+        positions: flat(INPUTS_POSITION),
+        segmentation: flat(INPUTS_SEGMENTATION),
+        order: batch.order,
+    };
+    let states = model.hidden(tokens);
+    let targets = flat(TARGETS);
+    let each = parted(model.token_log_probabilities(states.hidden, targets));
+    let surprise = wants_surprise.then(|| {
+        let squares = parted(model.token_log_squares(states.hidden, targets));
+        ((each - squares) * weights).stop_gradient()
+    });
+    Answers { each: each * weights, surprise, side: states.side }
+}

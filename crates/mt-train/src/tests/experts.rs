@@ -1,0 +1,112 @@
+//! Mixtures of experts of each form on 8 devices: losses and gradients of one device, and the bytes that devices exchange
+//! about experts.
+
+use std::fmt::Write as _;
+
+use super::{
+    placement::{Part, exchanges, wrong_numbers},
+    training::{LATENT_MIXTURE, LENGTH, NUM_DEVICES, NUM_ROWS, on_one_device, train},
+};
+
+const EXPERT: &[&str] = &["ici_expert_parallelism=8", "ici_fsdp_parallelism=1"];
+const WITH_FSDP: &[&str] = &["ici_expert_parallelism=4", "ici_fsdp_parallelism=2"];
+const WITH_TENSOR: &[&str] =
+    &["ici_expert_parallelism=2", "ici_tensor_parallelism=2", "ici_fsdp_parallelism=2"];
+const WITH_CONTEXT: &[&str] =
+    &["ici_context_parallelism=4", "ici_expert_parallelism=2", "ici_fsdp_parallelism=1"];
+const MESHES: [&[&str]; 4] = [EXPERT, WITH_FSDP, WITH_TENSOR, WITH_CONTEXT];
+
+const EXPERTS: &[&str] = &["num_experts=8", "num_experts_per_tok=2", "base_moe_mlp_dim=16"];
+const DEEPSEEK3: &[&str] =
+    &["q_lora_rank=12", "shared_experts=1", "norm_topk_prob=true", "load_balance_loss_weight=0.01"];
+const DEEPSEEK32: &[&str] = &[
+    "q_lora_rank=8",
+    "use_indexer=true",
+    "indexer_n_heads=6",
+    "indexer_head_dim=8",
+    "indexer_topk=7",
+    "indexer_loss_scaling_factor=0.5",
+    "indexer_sparse_training=true",
+];
+const LLAMA4: &[&str] = &[
+    "decoder_block=llama4",
+    "num_experts_per_tok=1",
+    "shared_experts=1",
+    "interleave_moe_layer_step=2",
+    "nope_layer_interval=2",
+    "chunk_attn_window_size=10",
+    "use_qk_norm=true",
+    "temperature_tuning=true",
+    "temperature_tuning_floor_scale=7",
+];
+const GPT_OSS: &[&str] = &[
+    "decoder_block=gpt_oss",
+    "mlp_activations=sigmoid,linear",
+    "mlp_activations_limit=2.0",
+    "sliding_window_size=10",
+    "attention_bias=true",
+    "attention_sink=true",
+    "mlp_bias=true",
+    "routed_bias=true",
+];
+
+/// Compares all meshes with one device.
+fn check(model: &[&str]) {
+    let expected = on_one_device(model);
+    let mut report = String::new();
+    for mesh in MESHES {
+        let problems = wrong_numbers(&train(model, mesh, NUM_DEVICES), &expected);
+        if !problems.is_empty() {
+            let _ = writeln!(report, "{mesh:?}:\n{problems}");
+        }
+    }
+    assert!(report.is_empty(), "\n{report}");
+}
+
+#[test]
+fn latent_attention() {
+    check(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3].concat());
+}
+
+#[test]
+fn latent_attention_to_chosen_keys() {
+    check(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK32].concat());
+}
+
+#[test]
+fn weighted_inputs_in_every_second_layer() {
+    check(&[EXPERTS, LLAMA4].concat());
+}
+
+#[test]
+fn experts_with_biases() {
+    check(&[EXPERTS, GPT_OSS].concat());
+}
+
+/// Devices gather the tokens, choices and weights of those that hold other experts, and scatter sums: in the forward pass
+/// of outputs, in the backward pass of the gradients of tokens and weights.
+#[test]
+fn devices_exchange_each_token_once_in_each_direction() {
+    const WIDTH: usize = 32;
+    const CHOICES: usize = 2;
+    const LAYERS: usize = 2;
+    let model = [LATENT_MIXTURE, EXPERTS, DEEPSEEK3, &["scan_layers=false", "remat_policy=none"]].concat();
+    for (mesh, others) in [(EXPERT, 1), (WITH_FSDP, 2)] {
+        let trained = train(&model, mesh, NUM_DEVICES);
+        let sum = |kind: &str| -> usize {
+            let all = exchanges(&trained).into_iter();
+            // Per-device code repeats the scope in which it runs. The router is outside.
+            let is_inside = |source: &str| source.matches("/experts").count() == 2;
+            let own = all.filter(|(own, part, _, source)| {
+                *own == kind && *part == Part::Activations && is_inside(source)
+            });
+            own.map(|(_, _, bytes, _)| bytes).sum()
+        };
+        let tokens = NUM_ROWS / others * LENGTH;
+        let (wide, narrow) = (4 * tokens * WIDTH, 4 * tokens * CHOICES);
+        assert_eq!(sum("all-gather"), LAYERS * (2 * wide + 2 * narrow), "{mesh:?}: {:#?}", trained.exchanges);
+        // A reduce-scatter leaves each device its share.
+        let shards = NUM_DEVICES / others;
+        assert_eq!(sum("reduce-scatter") * shards, LAYERS * (2 * wide + narrow), "{mesh:?}");
+    }
+}
