@@ -64,7 +64,7 @@ impl ModelDescription {
         let all = self.prediction_modules;
         (used < all as u64).then(|| {
             format!(
-                "the weights beside `{}` have {all} modules that predict further tokens (`model.layers.N.eh_proj`), of which {used} are loaded; set `mtp_num_layers={all}` to load all",
+                "the weights beside `{}` have {all} modules that predict further tokens (`model.layers.N.eh_proj` or `mtp.N.e_proj`), of which {used} are loaded; set `mtp_num_layers={all}` to load all",
                 self.path.display()
             )
         })

@@ -37,16 +37,27 @@ pub(super) static DEEPSEEK4: Family = Family {
     maxtext_layers: MaxTextLayers::Plain,
     folds_query_scale: false,
     hugging_face: Some(HuggingFaceFamily {
-        model_types: &[ModelType { other_names, ..ModelType::new("deepseek_v4", "DeepseekV4ForCausalLM") }],
+        model_types: &[ModelType {
+            other_names,
+            module_name: Some(|module, name| format!("mtp.{module}.{}", released(name))),
+            ..ModelType::new("deepseek_v4", "DeepseekV4ForCausalLM")
+        }],
         fields: &[COMMON, OWN_FIELDS, fields::EXPERTS_IN_TRAINING],
         always: &[("routed_bias", true), ("float32_gate_logits", true), ("norm_topk_prob", true)],
-        tensors: &[MODEL, ATTENTION, EXPERTS, CONNECTIONS],
+        tensors: &[MODEL, ATTENTION, EXPERTS, CONNECTIONS, PREDICTIONS],
         ignores: |config, name| {
-            // Modules that predict further tokens.
-            name.starts_with("mtp.") || name.contains(".mtp.") || names::ignores(config, name)
+            // Models may leave out modules that predict further tokens.
+            module_of(name).is_some_and(|module| module >= config.predictions.len())
+                || names::ignores(config, name)
         },
     }),
 };
+
+/// The module that predicts further tokens whose tensor has this name.
+fn module_of(name: &str) -> Option<usize> {
+    let inside = name.strip_prefix("mtp.").or_else(|| Some(name.split_once(".mtp.")?.1))?;
+    inside.split('.').next()?.parse().ok()
+}
 
 fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let mut config = describe::decoder(group)?;
@@ -174,6 +185,7 @@ const OWN_FIELDS: &[Field] = &[
         |config, settings| {
             settings.set("attention_type", AttentionType::Compressed.name());
             settings.set("routed_score_func", "sqrtsoftplus");
+            settings.set("mtp_own_norm", true);
             match config.boolean("attention_bias")? {
                 Some(true) => Err(config.unsupported("attention_bias", "biases of compressed attention")),
                 _ => Ok(()),
@@ -309,8 +321,8 @@ const OWN_FIELDS: &[Field] = &[
         |_| Some("sqrtsoftplus".into()),
     ),
     Field::only("norm_topk_prob", true, "weights of experts that are not normalized"),
-    // Modules that predict further tokens, and the type of published experts.
-    Field::silent("num_nextn_predict_layers", |_| Some(0.into())),
+    Field::silent("num_nextn_predict_layers", |model| Some(model.group.mtp_num_layers.into())),
+    // The type of published experts.
     Field::silent("expert_dtype", |_| None),
 ];
 
@@ -562,6 +574,18 @@ const CONNECTIONS: &[TensorName] = &[
     numbers("mhc_mlp.res_alpha_scale", MLP_SCALE, 2),
 ];
 
+/// The parameters around the layer of a module that predicts further tokens.
+const PREDICTIONS: &[TensorName] = &[
+    vector("predictions.embedding_norm.scale", "model.layers.{layer}.enorm.weight"),
+    vector("predictions.hidden_norm.scale", "model.layers.{layer}.hnorm.weight"),
+    matrix("predictions.e_proj.kernel", "model.layers.{layer}.e_proj.weight"),
+    matrix("predictions.h_proj.kernel", "model.layers.{layer}.h_proj.weight"),
+    matrix("predictions.hc_head.hc_fn", "model.layers.{layer}.hc_head.hc_fn"),
+    vector("predictions.hc_head.hc_base", "model.layers.{layer}.hc_head.hc_base"),
+    vector("predictions.hc_head.hc_scale", "model.layers.{layer}.hc_head.hc_scale"),
+    vector("predictions.final_norm.scale", "model.layers.{layer}.norm.weight"),
+];
+
 /// The names of transformers' modules, and those in files that it writes. The first match counts.
 const MODULES: &[(&str, &str)] = &[
     ("attn.indexer.wq_b.", "self_attn.compressor.indexer.q_b_proj."),
@@ -599,15 +623,19 @@ fn other_names(name: &str) -> Vec<String> {
     let Some(inside) = name.strip_prefix("model.") else {
         return vec![name.replace("head.weight", "lm_head.weight")];
     };
-    let released = match inside {
-        "embed_tokens.weight" => "embed.weight".to_owned(),
-        // transformers writes the norm of keys under another name.
-        _ => inside.replace("hc_head.hc_", "hc_head_").replace(".attn.norm.", ".attn.kv_norm."),
-    };
     let of_layer = inside.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
     let by_module = of_layer.and_then(|(layer, rest)| {
         let (theirs, module) = MODULES.iter().find(|(theirs, _)| rest.starts_with(theirs))?;
         Some(format!("model.layers.{layer}.{module}{}", &rest[theirs.len()..]))
     });
-    std::iter::once(released).chain(by_module).collect()
+    std::iter::once(released(inside)).chain(by_module).collect()
+}
+
+/// The name in DeepSeek's own files of a tensor of the model, or of one of a layer.
+fn released(inside: &str) -> String {
+    match inside {
+        "embed_tokens.weight" => "embed.weight".to_owned(),
+        // transformers writes the norm of keys under another name.
+        _ => inside.replace("hc_head.hc_", "hc_head_").replace("attn.norm.", "attn.kv_norm."),
+    }
 }

@@ -92,13 +92,24 @@ pub struct ModelType {
     pub is_read: bool,
     /// Other names in files of the tensor that is written under a name.
     pub other_names: fn(&str) -> Vec<String>,
+    /// The name of a tensor of a module that predicts further tokens, from the module's number and the tensor's name in a
+    /// layer, such as `attn.wq_a.weight`. Without it, modules are named as layers behind the last one.
+    pub module_name: Option<fn(usize, &str) -> String>,
     /// Whether a model is exported as this type.
     pub is_of: fn(&Described<'_>) -> bool,
 }
 
 impl ModelType {
     const fn new(name: &'static str, architecture: &'static str) -> Self {
-        Self { name, architecture, fields: &[], is_read: true, other_names: |_| Vec::new(), is_of: |_| true }
+        Self {
+            name,
+            architecture,
+            fields: &[],
+            is_read: true,
+            other_names: |_| Vec::new(),
+            module_name: None,
+            is_of: |_| true,
+        }
     }
 }
 

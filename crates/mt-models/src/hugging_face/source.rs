@@ -34,8 +34,9 @@ pub fn num_prediction_modules(path: &Path, settings: &Settings) -> usize {
     let Some(num_layers) = settings.get("base_num_decoder_layers").and_then(Value::as_u64) else { return 0 };
     let Ok(source) = TensorSource::open(path) else { return 0 };
     let is_projection = |name: &&str| {
-        let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.strip_suffix(".eh_proj.weight"));
-        layer.and_then(|layer| layer.parse::<u64>().ok()).is_some_and(|layer| layer >= num_layers)
+        let number = |start, end| name.strip_prefix(start)?.strip_suffix(end)?.parse::<u64>().ok();
+        number("model.layers.", ".eh_proj.weight").is_some_and(|layer| layer >= num_layers)
+            || number("mtp.", ".e_proj.weight").is_some()
     };
     source.names().into_iter().filter(is_projection).count()
 }

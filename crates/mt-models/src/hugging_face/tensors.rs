@@ -134,15 +134,23 @@ pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
     let mut copies: Vec<FileTensor> = Vec::new();
     let segments = model.config().segments();
     let num_layers = model.config().layers.len();
+    let module_name = family.model_types.iter().find_map(|model_type| model_type.module_name);
     for (index, (path, spec)) in model.parameters().iter().enumerate() {
         if !spec.is_first_array() || spec.adapter.is_some() {
             continue;
         }
         let (path, spec) = &spec.stored_form(path);
         let parameter = Parameter::of(&segments, path, spec);
-        let (role, layers) = match of_module(&parameter.role) {
-            Some((module, role)) => (role, vec![num_layers + module]),
-            None => (parameter.role.clone(), parameter.layers()),
+        let (module, role, layers) = match of_module(&parameter.role) {
+            Some((module, role)) => (Some(module), role, vec![num_layers + module]),
+            None => (None, parameter.role.clone(), parameter.layers()),
+        };
+        let in_files = |tensor: String| match (module, module_name) {
+            (Some(module), Some(named)) => {
+                let prefix = format!("model.layers.{}.", num_layers + module);
+                named(module, tensor.strip_prefix(&prefix).expect("a module's tensors are named as a layer's"))
+            }
+            _ => tensor,
         };
         let is_named = |name: &&&TensorName| {
             name.role == role && name.copied_in.is_none() && name.is_of_layer() != layers.is_empty()
@@ -154,7 +162,7 @@ pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
         for name in [name].into_iter().chain(others) {
             let groups = name.portion.map(|portion| ((portion.groups)(model.config()), portion.index));
             for (tensor, named) in named_blocks(name, index, spec, (&layers, num_layers), groups) {
-                tensors.entry(tensor).or_default().push(named);
+                tensors.entry(in_files(tensor)).or_default().push(named);
             }
         }
         let is_copied = |copy: &&&TensorName| {

@@ -1,10 +1,12 @@
-"""Writes stream_modules.safetensors: a small DeepSeek-V4 whose module predicts a further token, in float64.
+"""Writes stream_modules.safetensors: a small DeepSeek-V4 whose module predicts a further token, in float64; and
+families/deepseek4_predicting, the same weights as DeepSeek's files have them.
 
 Needs numpy and safetensors. The layers follow the equations of DeepSeek-V4 with a window alone, the module those of
 `MTPBlock` in the program that accompanies its weights: every stream is the projection of its normalized self plus the
 projection of the normalized embedding of the next token; a layer follows, and weights of the module's own end the streams.
 """
 
+import json
 import pathlib
 
 import numpy as np
@@ -170,6 +172,82 @@ def logits(tokens):
     return [*made, hidden @ p["head.kernel"]]
 
 
+RELEASED = {
+    "pre_attention_norm.scale": "attn_norm.weight",
+    "pre_mlp_norm.scale": "ffn_norm.weight",
+    "compressed_attention.wq_a.kernel": "attn.wq_a.weight",
+    "compressed_attention.q_norm.scale": "attn.q_norm.weight",
+    "compressed_attention.wq_b.kernel": "attn.wq_b.weight",
+    "compressed_attention.wkv.kernel": "attn.wkv.weight",
+    "compressed_attention.kv_norm.scale": "attn.kv_norm.weight",
+    "compressed_attention.sinks": "attn.attn_sink",
+    "compressed_attention.o_a_proj.kernel": "attn.wo_a.weight",
+    "compressed_attention.o_b_proj.kernel": "attn.wo_b.weight",
+    "experts.gate.kernel": "ffn.gate.weight",
+    "experts.gate.bias": "ffn.gate.bias",
+    "experts.shared.wi_0.kernel": "ffn.shared_experts.w1.weight",
+    "experts.shared.wi_1.kernel": "ffn.shared_experts.w3.weight",
+    "experts.shared.wo.kernel": "ffn.shared_experts.w2.weight",
+}
+AROUND = {
+    "embedding_norm.scale": "enorm.weight", "hidden_norm.scale": "hnorm.weight", "final_norm.scale": "norm.weight",
+    "e_proj.kernel": "e_proj.weight", "h_proj.kernel": "h_proj.weight",
+}
+
+
+def matrix(name, array):
+    """Matrices of files have a row for each output."""
+    if name.endswith("o_a_proj.kernel"):
+        return np.concatenate([group.T for group in array])
+    return array.reshape(len(array), -1).T if array.ndim > 1 else array
+
+
+def of_head(prefix, theirs):
+    return {f"{theirs}hc_head_{name}": matrix("", arrays[f"{prefix}hc_head.hc_{name}"]) for name in ["fn", "base", "scale"]}
+
+
+def of_layer(prefix, theirs):
+    """The tensors of a layer, by the names of DeepSeek's files."""
+    made = {theirs + name: matrix(own, arrays[prefix + own]) for own, name in RELEASED.items()}
+    for own, name in [("wi_0", "w1"), ("wi_1", "w3"), ("wo", "w2")]:
+        for expert, array in enumerate(arrays[f"{prefix}experts.{own}"]):
+            made[f"{theirs}ffn.experts.{expert}.{name}.weight"] = array.T
+    for own, name in [("mhc_attention", "attn"), ("mhc_mlp", "ffn")]:
+        of = lambda end: [arrays[f"{prefix}{own}.{weights}_{end}"] for weights in ["pre", "post", "res"]]
+        made[f"{theirs}hc_{name}_fn"] = np.concatenate([array.T for array in of("alpha")])
+        made[f"{theirs}hc_{name}_base"] = np.concatenate([array.reshape(-1) for array in of("beta")])
+        made[f"{theirs}hc_{name}_scale"] = np.concatenate(of("alpha_scale"))
+    return made
+
+
+def write_released():
+    tensors = {
+        "embed.weight": arrays["token_embedder.embedding"], "norm.weight": arrays["final_norm.scale"],
+        "head.weight": arrays["head.kernel"].T, **of_head("", ""), **of_head("predictions.0.", "mtp.0."),
+    }
+    for layer in range(LAYERS):
+        tensors |= of_layer(f"{layer}.", f"layers.{layer}.")
+    tensors |= of_layer("predictions.0.layer.", "mtp.0.")
+    tensors |= {f"mtp.0.{name}": matrix("", arrays[f"predictions.0.{own}"]) for own, name in AROUND.items()}
+    config = {
+        "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "vocab_size": VOCAB, "hidden_size": EMBED,
+        "moe_intermediate_size": EXPERT_MLP, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": 1, "head_dim": WIDTH, "qk_rope_head_dim": ROTATED, "q_lora_rank": QUERY_LATENT,
+        "o_lora_rank": OUTPUT_LATENT, "o_groups": GROUPS, "sliding_window": WINDOW, "rms_norm_eps": EPSILON,
+        "rope_theta": 10000.0, "compress_rope_theta": 160000.0, "compress_ratios": [0] * (LAYERS + 1),
+        "num_hash_layers": 0, "n_routed_experts": EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": CHOSEN,
+        "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "routed_scaling_factor": SCALING, "swiglu_limit": LIMIT,
+        "hc_mult": STREAMS, "hc_sinkhorn_iters": ITERATIONS, "hc_eps": 1e-6, "num_nextn_predict_layers": 1,
+        "hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 64, "torch_dtype": "float32",
+    }
+    folder = pathlib.Path(__file__).parent / "families" / "deepseek4_predicting"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+write_released()
 tokens = random.integers(0, VOCAB, (len(DOCUMENTS), LENGTH))
 made = [np.zeros((len(DOCUMENTS), LENGTH, VOCAB)) for _ in range(2)]
 for row, sizes in enumerate(DOCUMENTS):

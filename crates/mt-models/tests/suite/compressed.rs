@@ -1,14 +1,22 @@
 //! Models with compressed attention, and layers that choose experts by token.
 
+use std::path::Path;
+
 use mt_config::{Config, ModelGroup, Request};
-use mt_models::{Description, FlopCount, Model, build_decoder};
+use mt_models::{
+    Description, FlopCount, Model, StateError, build_decoder,
+    hugging_face::{Weights, num_prediction_modules, settings_of, write_weights},
+};
 use mt_nn::SequenceOrder;
+use mt_runtime::testing;
+use mt_shape::{DType, Placement};
 
 use crate::{
     context, decode,
     directory::Directory,
     equations, equivalence,
-    harness::{Batch, logits, model, parameters},
+    families::contents,
+    harness::{Batch, golden, logits, model, parameters},
 };
 
 /// A window, large blocks, and overlapping blocks with an indexer that chooses two.
@@ -291,4 +299,43 @@ fn modules_follow_the_equations() {
         "mtp_own_norm=true",
     ];
     equations::check("stream_modules", &keys, 1);
+}
+
+/// The weights of that model in the layout of DeepSeek's files, module included.
+#[test]
+fn published_modules_are_read_and_written() {
+    let (directory, golden) = (Directory::open("deepseek4_predicting"), golden("stream_modules.safetensors"));
+    let settings = settings_of(&directory.path).unwrap();
+    assert_eq!(num_prediction_modules(&directory.path, &settings), 1);
+    for scan in ["scan_layers=true", "scan_layers=false"] {
+        let model = directory.model(&["mtp_num_layers=1", scan]);
+        let own = directory.parameters(&model);
+        assert!(own == equations::parameters(&model, &golden), "{scan}");
+        // Exports have the names of DeepSeek's files for modules.
+        let weights = Weights::open(&model, &directory.path).unwrap();
+        let arrays = weights.load(testing::cpu(1), &Placement::single(), &model, Some(DType::F32)).unwrap();
+        let target = tempfile::tempdir().unwrap();
+        write_weights(&model, &arrays, DType::F32, target.path(), Default::default()).unwrap();
+        let of_modules = |path: &Path| {
+            let all = contents(path).into_iter();
+            all.filter(|(name, ..)| name.starts_with("mtp.")).collect::<Vec<_>>()
+        };
+        assert!(of_modules(target.path()) == of_modules(&directory.path), "{scan}");
+        let written = Directory { name: "written".to_owned(), path: target.path().to_owned() };
+        assert!(written.parameters(&model) == own, "{scan}");
+    }
+    // A model may leave the module out, and one with more modules lacks tensors.
+    directory.parameters(&directory.model(&["mtp_num_layers=0"]));
+    let Err(StateError::OtherTensors { missing, unused, .. }) =
+        Weights::open(&directory.model(&["mtp_num_layers=2"]), &directory.path)
+    else {
+        panic!("a module is missing")
+    };
+    assert!(missing.contains(&"mtp.1.e_proj.weight".to_owned()) && unused.is_empty(), "{missing:?}");
+    let Err(StateError::OtherTensors { unused, .. }) =
+        Weights::open(&directory.model(&["mtp_num_layers=1", "mtp_own_norm=false"]), &directory.path)
+    else {
+        panic!("the module has a norm of its own")
+    };
+    assert_eq!(unused, ["mtp.0.norm.weight"]);
 }
