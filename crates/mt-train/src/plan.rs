@@ -309,9 +309,10 @@ fn loss_rule(
     is_split: bool,
 ) -> LossRule {
     let group = &settings.objective;
+    let base = settings.checkpoint.parameters_path();
     LossRule {
+        frozen: objective.frozen().into_iter().map(|frozen| frozen.beside(&*model, base)).collect(),
         model,
-        frozen: objective.frozen().into(),
         objective,
         usage: ModelUse {
             num_vocab_tiling: group.num_vocab_tiling,
