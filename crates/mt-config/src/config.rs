@@ -32,7 +32,7 @@ impl Entry {
 
     /// Whether the user requests the value. A default counts only if it was set by hand, since a file may merely repeat
     /// it.
-    pub(crate) fn is_asked_for(&self) -> bool {
+    pub fn is_asked_for(&self) -> bool {
         self.is_changed() || self.origin.is_by_hand()
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mt_config::LoadConfig;
-use mt_models::{AdaptedParameters, AdapterBase, Model, build};
+use mt_models::{AdaptedParameters, Model, WeightsOrigin, build};
 use mt_nn::merged_weights;
 use mt_runtime::{Array, CompileSettings, Input, OnInstall, start_runtime};
 use mt_trace::{ProgramOptions, program};
@@ -18,7 +18,7 @@ pub struct LoadedAdapters {
     pub model: Arc<dyn Model>,
     /// In the model's order.
     pub adapters: Vec<Array>,
-    pub base: AdapterBase,
+    pub base: WeightsOrigin,
 }
 
 /// Loads the adapters that a configuration names, and checks that their base exists.
@@ -37,7 +37,7 @@ pub fn load_adapters(config: &LoadConfig, on_install: OnInstall<'_>) -> Result<L
     let placement = config.placement.placement(topology)?;
     let adapters = sources.load_adapters(&*model, &runtime, &placement)?;
     let adapters = adapters.ok_or(EngineError::NoAdapters { path: path.to_owned() })?;
-    Ok(LoadedAdapters { model, adapters, base: sources.base })
+    Ok(LoadedAdapters { model, adapters, base: sources.record.base })
 }
 
 impl LoadedModel {

@@ -17,7 +17,7 @@ mod numpy;
 mod storage;
 
 pub use description::{AttentionFlops, Description, FlopCount};
-pub use families::build_decoder;
+pub use families::{build_decoder, peft_modules};
 pub use layer_output::{
     LayerOutput, OfLayers, OutputLabel, Reduce, RoutingBias, ScoreWeights, expert_loads, statistics,
 };
@@ -25,7 +25,8 @@ pub use model::{
     Forward, ForwardPass, GenerationState, Hidden, Kept, Model, ModelError, StateSpec, Tokens, build,
 };
 pub use storage::{
-    AdaptedParameters, AdapterBase, Affine, ArrayUse, EXACT_ITEM, LoadedParameters, SavedParameters,
-    StateArray, StateEntries, StateError, StateReader, Storage, StoredParameter, StoredSlice,
-    check_parameters, load_parameters, moment_scale, parameter_key,
+    AdaptedParameters, AdapterOptions, AdapterRecord, Affine, ArrayUse, EXACT_ITEM, LoadedParameters,
+    SavedParameters, StateArray, StateEntries, StateError, StateReader, Storage, StoredParameter,
+    StoredSlice, WeightsOrigin, adapter_indices, check_parameters, holds_adapters, load_parameters, moment_scale,
+    parameter_key,
 };

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use mt_config::{Chip, Hardware};
-use mt_models::Model;
 use mt_shape::DType;
+use mt_train::TrainPlan;
 
 /// The work of one step on each device.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -189,12 +189,12 @@ pub struct ModelFlops {
 }
 
 impl ModelFlops {
-    /// The FLOPs of a step with `rows` sequences of `length` tokens.
-    pub fn new(model: &dyn Model, rows: usize, length: usize) -> Self {
-        let tokens = rows * length;
+    /// The FLOPs of a step with a full batch.
+    pub fn new(plan: &TrainPlan) -> Self {
+        let tokens = plan.batch_dims().into_iter().product();
         Self {
-            step: model.flops().training_step(rows, length),
-            six_n_d: 6.0 * model.num_active_parameters() as f64 * tokens as f64,
+            step: plan.step_flops(plan.rows()),
+            six_n_d: 6.0 * plan.model().num_active_parameters() as f64 * tokens as f64,
             tokens,
         }
     }

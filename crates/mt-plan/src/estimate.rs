@@ -133,7 +133,7 @@ impl Estimate {
         let [rows, length] = plan.batch_dims();
         let planner = Planner { plan: &plan, rows, length };
         let memory = planner.memory();
-        let flops = ModelFlops::new(model, rows, length);
+        let flops = ModelFlops::new(&plan);
         Ok(Self {
             chip: hardware.as_ref().map(|hardware| hardware.slice.chip),
             num_devices: topology.num_devices(),

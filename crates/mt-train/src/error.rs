@@ -58,6 +58,10 @@ pub enum TrainError {
         "the data ended before the first step\nhint: use more files, a smaller `per_device_batch_size`, or `num_epoch=-1`"
     )]
     NoBatch,
+    #[error(
+        "a batch has one row, but the loss `kto` compares each answer with that of another row\nhint: use a larger `per_device_batch_size` and `eval_per_device_batch_size`, or `dpo.loss_type=apo_zero_unpaired`"
+    )]
+    SingleJudgedAnswer,
     #[error("the array `{array}` of a batch does not fit the objective: {problem}")]
     WrongBatch { array: &'static str, problem: String },
     #[error("a batch of an evaluation has {given} rows, but the first one has {expected}")]
@@ -101,6 +105,7 @@ impl TrainError {
             | Self::FrozenOffloaded
             | Self::OnlyLoaded { .. }
             | Self::NotGoodput { .. }
+            | Self::SingleJudgedAnswer
             | Self::NoBatch => true,
             Self::Data(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),

@@ -29,6 +29,7 @@ mod remedies;
 mod restore;
 mod run;
 mod signals;
+mod sources;
 mod start;
 mod state;
 mod train_loop;

@@ -208,6 +208,15 @@ impl TrainPlan {
         self.loss.objective.sequences(self.rows)
     }
 
+    /// The FLOPs of a training step with `rows` rows on all devices: those of the trained model, and of the forward passes of
+    /// frozen models.
+    pub fn step_flops(&self, rows: usize) -> f64 {
+        let [rows, length] = self.loss.objective.sequences(rows);
+        let frozen = self.loss.frozen.iter().map(|frozen| frozen.model(&*self.model).flops());
+        let forward: f64 = frozen.map(|flops| flops.forward(rows, length)).sum();
+        self.model.flops().training_step(rows, length) + forward
+    }
+
     /// Bytes per device of the arguments of a training step.
     pub fn argument_bytes(&self) -> ArgumentBytes {
         let mut bytes = ArgumentBytes { parameters: 0, optimizer: 0, batch: 0 };
@@ -309,9 +318,10 @@ fn loss_rule(
     is_split: bool,
 ) -> LossRule {
     let group = &settings.objective;
+    let base = settings.checkpoint.parameters_path();
     LossRule {
+        frozen: objective.frozen().into_iter().map(|frozen| frozen.beside(&*model, base)).collect(),
         model,
-        frozen: objective.frozen().into(),
         objective,
         usage: ModelUse {
             num_vocab_tiling: group.num_vocab_tiling,

@@ -93,8 +93,9 @@ impl TrainPlan {
         let programs = self.programs();
         let of_model = |frozen: &FrozenModel| -> u64 {
             let parameters = frozen.model(&*self.model).parameters();
-            let own = parameters.iter().enumerate().filter(|(index, _)| !programs.shares(frozen, *index));
-            own.map(|(_, (_, spec))| {
+            let shared = programs.shared(frozen);
+            let own = parameters.iter().zip(shared).filter(|(_, shared)| shared.is_none());
+            own.map(|((_, spec), _)| {
                 let shard =
                     self.placement.sharding(&spec.logical_axes, &spec.dims()).shard_dims(&spec.dims());
                 (shard.iter().product::<usize>() * spec.dtype.byte_size()) as u64

@@ -177,22 +177,36 @@ impl Programs {
         Ok(Measured { program, names: names.into() })
     }
 
-    /// Whether a frozen model uses the array of the trained model's parameter `index` instead of its own.
-    pub fn shares(&self, frozen: &FrozenModel, index: usize) -> bool {
-        matches!(frozen.source, FrozenSource::FirstValues) && !self.update.parameters[index].is_trained
+    /// For each parameter of a frozen model the index of the trained model's parameter whose array it uses; `None` for
+    /// arrays of its own.
+    pub fn shared(&self, frozen: &FrozenModel) -> Vec<Option<usize>> {
+        let trained = self.model.parameters();
+        let all = 0..trained.len();
+        match &frozen.source {
+            FrozenSource::FirstValues => {
+                let is_trained = |index: usize| self.update.parameters[index].is_trained;
+                all.map(|index| (!is_trained(index)).then_some(index)).collect()
+            }
+            FrozenSource::WithoutAdapters { .. } => {
+                all.filter(|index| trained[*index].1.adapter.is_none()).map(Some).collect()
+            }
+            FrozenSource::Loaded { model, .. } => vec![None; model.parameters().len()],
+            FrozenSource::OtherValues(_) => vec![None; trained.len()],
+        }
     }
 
     /// Declares the arrays of frozen models as inputs, except those shared with the trained model.
     fn frozen<'t>(&self, inputs: &Inputs<'t>, trained: &[Tensor<'t>]) -> Vec<Vec<Tensor<'t>>> {
         let of_model = |frozen: &FrozenModel| {
-            let declare = |(index, (path, spec)): (usize, &(Path, ParamSpec))| {
-                if self.shares(frozen, index) {
+            let parameters = frozen.model(&*self.model).parameters();
+            let declare = |(shared, (path, spec)): (Option<usize>, &(Path, ParamSpec))| {
+                if let Some(index) = shared {
                     return trained[index];
                 }
                 let name = format!("{}.{path}", frozen.name);
                 inputs.input(&name, spec.dtype, &spec.axes, &spec.logical_axes, false)
             };
-            frozen.model(&*self.model).parameters().iter().enumerate().map(declare).collect()
+            self.shared(frozen).into_iter().zip(&parameters).map(declare).collect()
         };
         self.loss.frozen.iter().map(of_model).collect()
     }

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use mt_checkpoint::{Checkpoint, CheckpointManager, SkippedStep, latest_valid};
 use mt_config::CheckpointGroup;
 use mt_data::Position;
-use mt_models::{AdaptedParameters, AdapterBase, ArrayUse, Model, SavedParameters};
+use mt_models::{AdaptedParameters, ArrayUse, Model, SavedParameters, adapter_indices};
 use mt_nn::Initializer;
 use mt_runtime::{Array, Platform, Runtime, kernels_in_use};
 use mt_shape::Placement;
 
 use crate::{
     Observer, TrainError, TrainPlan, events,
-    objective::{FrozenModel, FrozenSource},
+    sources::Sources,
     state::{StateLayout, TrainState, steps_done},
 };
 
@@ -41,8 +41,6 @@ pub(crate) struct Restored {
     pub first_step: u64,
     /// The checkpoint of a resumed run.
     pub resumed: Option<Resumed>,
-    /// The base below adapters.
-    pub base: Option<AdapterBase>,
 }
 
 /// The first values of a run, which are computed on request.
@@ -74,28 +72,18 @@ pub(crate) fn check_sources(
         if done >= steps {
             return Err(TrainError::AlreadyPast { path: path.clone(), done, steps });
         }
+    } else if model.adapters().is_some() {
+        // `Sources` opens the base and the adapters.
     } else if let Some(path) = group.parameters_path() {
-        if model.adapters().is_some() {
-            AdaptedParameters::open(model, path, group.lora_restore_path.as_deref())?;
-        } else {
-            SavedParameters::open(model, path)?;
-        }
+        SavedParameters::open(model, path)?;
     } else {
         check_drawn(model)?;
     }
     Ok(())
 }
 
-/// Checks that the parameters of a frozen model exist and fit, if they have a path of their own.
-pub(crate) fn check_frozen(frozen: &FrozenModel, trained: &dyn Model) -> Result<(), TrainError> {
-    if let FrozenSource::Loaded { path, .. } | FrozenSource::OtherValues(path) = &frozen.source {
-        SavedParameters::open(frozen.model(trained), path)?;
-    }
-    Ok(())
-}
-
 /// Checks that the first values of all parameters can be drawn.
-fn check_drawn(model: &dyn Model) -> Result<(), TrainError> {
+pub(crate) fn check_drawn(model: &dyn Model) -> Result<(), TrainError> {
     let loaded = model.parameters().into_iter().find(|(_, spec)| spec.initializer == Initializer::Loaded);
     match loaded {
         Some((path, _)) => Err(TrainError::OnlyLoaded { parameter: path.to_string() }),
@@ -107,7 +95,7 @@ fn check_drawn(model: &dyn Model) -> Result<(), TrainError> {
 pub(crate) fn restore(
     plan: &TrainPlan,
     runtime: &Runtime,
-    resume: Option<Resume<'_>>,
+    (resume, sources): (Option<Resume<'_>>, &Sources),
     observer: &Observer,
     first: First<
         impl FnOnce() -> Result<TrainState, TrainError>,
@@ -115,7 +103,7 @@ pub(crate) fn restore(
     >,
 ) -> Result<Restored, TrainError> {
     if plan.model.adapters().is_some() {
-        return restore_adapted(plan, runtime, resume, observer, first);
+        return restore_adapted(plan, runtime, (resume, sources), observer, first);
     }
     let First { initialize, .. } = first;
     if let Some(Resume { manager }) = resume
@@ -127,20 +115,20 @@ pub(crate) fn restore(
     if let Some(path) = &group.load_full_state_path {
         let checkpoint = Checkpoint::open_path(path)?;
         let state = TrainState::load(runtime, placement, layout, &checkpoint)?;
-        return Ok(Restored { state, first_step: steps_done(&checkpoint)?, resumed: None, base: None });
+        return Ok(Restored { state, first_step: steps_done(&checkpoint)?, resumed: None });
     }
     if group.parameters_path().is_none() {
         check_drawn(&*plan.model)?;
     }
     let mut state = initialize()?;
-    if let Some(path) = group.parameters_path() {
+    if let Some(path) = sources.first_parameters(plan, group) {
         state.replace_parameters(|| {
             let parameters = load_parameters_of(runtime, placement, &*plan.model, path, observer)?;
             let memory = layout.parameters_in();
             parameters.into_iter().map(|array| Ok(array.moved_to(runtime, memory)?)).collect()
         })?;
     }
-    Ok(Restored { state, first_step: 0, resumed: None, base: None })
+    Ok(Restored { state, first_step: 0, resumed: None })
 }
 
 /// As [`restore`], for a model with adapters. The base is loaded or drawn in any case, because checkpoints hold adapters
@@ -148,7 +136,7 @@ pub(crate) fn restore(
 fn restore_adapted(
     plan: &TrainPlan,
     runtime: &Runtime,
-    resume: Option<Resume<'_>>,
+    (resume, sources): (Option<Resume<'_>>, &Sources),
     observer: &Observer,
     first: First<
         impl FnOnce() -> Result<TrainState, TrainError>,
@@ -156,60 +144,34 @@ fn restore_adapted(
     >,
 ) -> Result<Restored, TrainError> {
     let First { initialize, magnitudes } = first;
-    let (layout, group, model) = (&plan.state_rule.layout, &plan.settings.checkpoint, &*plan.model);
+    let (layout, model) = (&plan.state_rule.layout, &*plan.model);
     let in_memory = |arrays: Vec<Array>| -> Result<Vec<Array>, TrainError> {
         arrays.into_iter().map(|array| Ok(array.moved_to(runtime, layout.parameters_in())?)).collect()
     };
-    let open = |path| AdaptedParameters::open(model, path, group.lora_restore_path.as_deref());
-    let sources = group.parameters_path().map(open).transpose()?;
-    let base = match &sources {
-        Some(sources) => sources.base.clone(),
-        None => AdapterBase::Drawn { seed: plan.settings.model.init_weights_seed },
-    };
     let load = |sources: &AdaptedParameters| in_memory(sources.load_base(runtime, &plan.placement)?);
+    let sources = sources.adapted.as_ref();
     if let Some(Resume { manager }) = resume
         && let Some(mut restored) = newest_whole(plan, runtime, manager, observer)?
     {
-        if let Some(Resumed { checkpoint, .. }) = &restored.resumed
-            && let Some(recorded) = AdapterBase::of(&Checkpoint::open_path(checkpoint)?)
-        {
-            recorded.check(&base, checkpoint)?;
-        }
-        let arrays = match &sources {
+        let arrays = match sources {
             Some(sources) => load(sources)?,
             None => initialize()?.into_base(layout),
         };
         restored.state.insert_base(layout, arrays);
-        return Ok(Restored { base: Some(base), ..restored });
+        return Ok(restored);
     }
     let mut state = initialize()?;
-    if let Some(sources) = &sources {
+    if let Some(sources) = sources {
         state.insert_base(layout, load(sources)?);
-        let specs = model.parameters();
         match sources.load_adapters(model, runtime, &plan.placement)? {
-            Some(adapters) => {
-                let indices = (0..specs.len()).filter(|index| specs[*index].1.adapter.is_some());
-                state.replace(indices.zip(in_memory(adapters)?));
-            }
+            Some(adapters) => state.replace(adapter_indices(model).into_iter().zip(in_memory(adapters)?)),
             None => {
                 let first = magnitudes(&state)?;
                 state.replace(first);
             }
         }
     }
-    Ok(Restored { state, first_step: 0, resumed: None, base: Some(base) })
-}
-
-/// The saved adapters with which a run begins, if the configuration names any.
-pub(crate) fn saved_adapters(
-    model: &dyn Model,
-    group: &CheckpointGroup,
-    runtime: &Runtime,
-    placement: &Placement,
-) -> Result<Option<Vec<Array>>, TrainError> {
-    let Some(path) = group.parameters_path() else { return Ok(None) };
-    let sources = AdaptedParameters::open(model, path, group.lora_restore_path.as_deref())?;
-    Ok(sources.load_adapters(model, runtime, placement)?)
+    Ok(Restored { state, first_step: 0, resumed: None })
 }
 
 /// Loads the saved parameters at a path onto the devices. Warns of damaged checkpoints that are skipped.
@@ -282,5 +244,5 @@ fn resume_from(
     let state = TrainState::load(runtime, placement, layout, checkpoint)?;
     let position = checkpoint.read_json(ITERATOR_ITEM, ITERATOR_FILE)?;
     let resumed = Resumed { checkpoint: checkpoint.path().to_owned(), position };
-    Ok(Restored { state, first_step: steps_done(checkpoint)?, resumed: Some(resumed), base: None })
+    Ok(Restored { state, first_step: steps_done(checkpoint)?, resumed: Some(resumed) })
 }

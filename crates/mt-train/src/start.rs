@@ -1,6 +1,7 @@
 //! Starts a trainer from a plan: compiles the programs and puts the first state on the devices.
 
 use std::{
+    collections::BTreeMap,
     panic::resume_unwind,
     sync::{
         Arc, Mutex, PoisonError,
@@ -11,7 +12,7 @@ use std::{
 
 use mt_config::Notice;
 use mt_ir::{Memory, Program};
-use mt_models::Model;
+use mt_models::adapter_indices;
 use mt_runtime::{Array, Executable, Input, Platform, Runtime};
 
 use crate::{
@@ -24,7 +25,8 @@ use crate::{
     placement::{DATA_AXIS, warn_of_replicas},
     plan::TracedStep,
     program::Programs,
-    restore::{First, Restored, Resume, Resumed, load_parameters_of, restore, saved_adapters},
+    restore::{First, Restored, Resume, Resumed, load_parameters_of, restore},
+    sources::Sources,
     state::TrainState,
 };
 
@@ -33,6 +35,7 @@ pub(crate) struct Start<'a> {
     pub plan: Arc<TrainPlan>,
     pub runtime: Runtime,
     pub observer: &'a Observer,
+    pub sources: Sources,
 }
 
 /// The first state of a fresh run, or the program that creates it.
@@ -51,7 +54,7 @@ impl Start<'_> {
         resume: Option<Resume<'_>>,
         timeline: &Timeline,
     ) -> Result<(Trainer, Option<Resumed>), TrainError> {
-        let Self { plan, runtime, observer } = &self;
+        let Self { plan, runtime, observer, sources } = &self;
         let programs = plan.programs();
         let compile_step = self.compiler(&programs, traced);
         let is_fresh = resume.is_none() && plan.settings.checkpoint.load_full_state_path.is_none();
@@ -73,7 +76,8 @@ impl Start<'_> {
         };
         let magnitudes = |state: &TrainState| self.first_magnitudes(&programs, state);
         let first = First { initialize, magnitudes };
-        let Restored { state, first_step, resumed, base } = restore(plan, runtime, resume, observer, first)?;
+        let Restored { state, first_step, resumed } =
+            restore(plan, runtime, (resume, sources), observer, first)?;
         let frozen = self.frozen(&programs, &state)?;
         timeline.begin(Activity::Startup);
         warn_of_replicas(&plan.settings.placement, &*plan.model, &state, plan.placement.mesh(), observer);
@@ -85,7 +89,7 @@ impl Start<'_> {
             evaluation,
             state: Some(state),
             frozen,
-            base,
+            sources: sources.record.clone(),
             next_step: first_step,
         };
         Ok((trainer, resumed))
@@ -165,7 +169,7 @@ impl Start<'_> {
     /// Reports keys and rules that have no effect on this run, or an unexpected one. `of_placement` are those about mesh and
     /// rules.
     fn say_what_has_no_effect(&self, of_placement: Vec<Notice>) {
-        let Self { plan, runtime, observer } = self;
+        let Self { plan, runtime, observer, .. } = self;
         let (settings, placement) = (&plan.settings, &plan.placement);
         for note in placement.notes() {
             events::note(observer, note.to_string());
@@ -224,48 +228,45 @@ impl Start<'_> {
         frozen: &FrozenModel,
         state: &TrainState,
     ) -> Result<Vec<Array>, TrainError> {
-        let Self { plan, runtime, observer } = self;
-        let is_own = |index: usize| !programs.shares(frozen, index);
-        if !(0..frozen.model(&*plan.model).parameters().len()).any(is_own) {
+        let Self { plan, runtime, observer, sources } = self;
+        let shared = programs.shared(frozen);
+        let is_own = |index: usize| shared[index].is_none();
+        if !(0..shared.len()).any(is_own) {
             return Ok(Vec::new());
         }
-        let load = |model: &dyn Model, path: &std::path::Path| {
-            load_parameters_of(runtime, &plan.placement, model, path, observer)
+        let is_first = matches!(frozen.source, FrozenSource::FirstValues);
+        if is_first && plan.model.adapters().is_some() {
+            let first = self.first_adapters(programs, state)?.into_iter();
+            return Ok(first.filter(|(index, _)| is_own(*index)).map(|(_, array)| array).collect());
+        }
+        let Some(path) = sources.of_frozen(frozen.name) else {
+            return Ok(self.compile(&programs.initialize_parameters(is_own)?)?.run(Vec::new())?);
         };
-        let checkpoint = &plan.settings.checkpoint;
-        if plan.model.adapters().is_some() && matches!(frozen.source, FrozenSource::FirstValues) {
-            return self.first_adapters(programs, state);
-        }
-        match (&frozen.source, checkpoint.load_full_state_path.as_deref().or(checkpoint.parameters_path())) {
-            (FrozenSource::Loaded { model, path }, _) => load(&**model, path),
-            (FrozenSource::OtherValues(path), _) => load(&*plan.model, path),
-            (FrozenSource::FirstValues, Some(path)) => {
-                let all = load(&*plan.model, path)?.into_iter().enumerate();
-                Ok(all.filter(|(index, _)| is_own(*index)).map(|(_, array)| array).collect())
-            }
-            (FrozenSource::FirstValues, None) => {
-                Ok(self.compile(&programs.initialize_parameters(is_own)?)?.run(Vec::new())?)
-            }
-        }
+        let model = frozen.model(&*plan.model);
+        let all = load_parameters_of(runtime, &plan.placement, model, path, observer)?.into_iter();
+        Ok(all.enumerate().filter(|(index, _)| is_own(*index)).map(|(_, array)| array).collect())
     }
 
-    /// The adapters with which the run began: saved ones, or those of the bare base.
-    fn first_adapters(&self, programs: &Programs, state: &TrainState) -> Result<Vec<Array>, TrainError> {
-        let Self { plan, runtime, .. } = self;
-        let checkpoint = &plan.settings.checkpoint;
-        if let Some(adapters) = saved_adapters(&*plan.model, checkpoint, runtime, &plan.placement)? {
-            return Ok(adapters);
+    /// The adapters with which the run began, with the indices of their parameters: saved ones, or those of the bare base.
+    fn first_adapters(
+        &self,
+        programs: &Programs,
+        state: &TrainState,
+    ) -> Result<Vec<(usize, Array)>, TrainError> {
+        let Self { plan, runtime, sources, .. } = self;
+        let indices = adapter_indices(&*plan.model);
+        let saved = match &sources.adapted {
+            Some(adapted) => adapted.load_adapters(&*plan.model, runtime, &plan.placement)?,
+            None => None,
+        };
+        if let Some(adapters) = saved {
+            return Ok(indices.into_iter().zip(adapters).collect());
         }
-        let specs = plan.model.parameters();
-        let adapters: Vec<usize> =
-            (0..specs.len()).filter(|index| specs[*index].1.adapter.is_some()).collect();
-        let drawn = programs.initialize_parameters(|index| adapters.contains(&index))?;
-        let mut arrays = self.compile(&drawn)?.run(Vec::new())?;
-        for (index, magnitude) in self.first_magnitudes(programs, state)? {
-            let place = adapters.iter().position(|adapter| *adapter == index);
-            arrays[place.expect("magnitudes are adapters")] = magnitude;
-        }
-        Ok(arrays)
+        let drawn = programs.initialize_parameters(|index| indices.contains(&index))?;
+        let mut adapters: BTreeMap<usize, Array> =
+            indices.into_iter().zip(self.compile(&drawn)?.run(Vec::new())?).collect();
+        adapters.extend(self.first_magnitudes(programs, state)?);
+        Ok(adapters.into_iter().collect())
     }
 
     /// The first magnitudes of adapters with the indices of their parameters, from a complete state.

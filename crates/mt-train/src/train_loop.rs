@@ -285,7 +285,7 @@ impl Loop {
             values,
             step_time,
             data_wait: done.data_wait,
-            tflops_per_device: plan.model().flops().training_step(rows, length) / 1e12 / num_devices,
+            tflops_per_device: plan.step_flops(done.rows) / 1e12 / num_devices,
             tokens_per_device: (rows * length) as f64 / num_devices,
             peak_tflops_per_device: self.peak_tflops,
             is_cross_entropy: plan.objective().is_cross_entropy(),

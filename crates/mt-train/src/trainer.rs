@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use mt_checkpoint::{CheckpointManager, CommitGate, JsonItem, SaveRequest};
 use mt_data::{Batch, Position};
-use mt_models::AdapterBase;
 use mt_runtime::{Array, Executable, Runtime};
 use serde_json::json;
 
@@ -19,6 +18,7 @@ use crate::{
     monitor::{Timeline, system_clock},
     program::Programs,
     restore::{self, ITERATOR_FILE, ITERATOR_ITEM},
+    sources::{SourceRecord, Sources},
     start::Start,
     state::TrainState,
 };
@@ -34,8 +34,8 @@ pub struct Trainer {
     pub(crate) state: Option<TrainState>,
     /// Parameters of frozen models, in program order.
     pub(crate) frozen: Vec<Array>,
-    /// The base below adapters, which checkpoints record.
-    pub(crate) base: Option<AdapterBase>,
+    /// The weights that the run uses and does not save, which checkpoints record.
+    pub(crate) sources: SourceRecord,
     pub(crate) next_step: u64,
 }
 
@@ -47,7 +47,8 @@ impl Trainer {
     /// A program cannot be compiled or needs more memory than the devices have, or a checkpoint does not fit.
     pub fn start(plan: TrainPlan, runtime: Runtime, observer: &Observer) -> Result<Self, TrainError> {
         let traced = plan.traced()?;
-        let start = Start { plan: Arc::new(plan), runtime, observer };
+        let sources = Sources::open(&plan, None)?;
+        let start = Start { plan: Arc::new(plan), runtime, observer, sources };
         let (trainer, _) = start.run(traced, None, None, &Timeline::start(system_clock()))?;
         Ok(trainer)
     }
@@ -166,14 +167,13 @@ impl Trainer {
         if let Some(kernels) = restore::kernels(&self.runtime)? {
             metadata[restore::KERNELS] = kernels.into();
         }
-        if let Some(base) = &self.base {
-            base.record(&mut metadata);
-        }
+        let mut custom_metadata = metadata.as_object().cloned().unwrap_or_default();
+        self.sources.write(&mut custom_metadata);
         let request = SaveRequest {
             entries,
             extra_items,
             json: json.into_iter().collect(),
-            custom_metadata: metadata.as_object().cloned().unwrap_or_default(),
+            custom_metadata,
             commit_gate: gate,
             // The next step overwrites the state.
             fetch_first: true,

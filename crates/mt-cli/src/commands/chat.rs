@@ -167,20 +167,19 @@ impl Conversation<'_> {
     }
 
     /// The tokens of the conversation. If it leaves less than a quarter of the context for the answer, the oldest
-    /// messages are forgotten. `None` if the last message alone is too long.
+    /// messages are forgotten. `None` if the last message alone is too long; then only that one is forgotten.
     fn prompt(&mut self) -> Result<Option<Vec<u32>>, Failure> {
         let PromptBounds { max_target_length, max_prefill_length, .. } = self.bounds;
         let limit = max_prefill_length.min(max_target_length.saturating_sub(1));
         let wanted = limit.min(max_target_length - max_target_length / 4);
-        let mut num_forgotten = 0;
+        let mut first = 0;
         loop {
-            let tokens = self.chat.tokens(&self.messages, &self.loaded.tokenizer)?;
-            let is_last = self.messages.len() == 1;
+            let tokens = self.chat.tokens(&self.messages[first..], &self.loaded.tokenizer)?;
+            let is_last = self.messages.len() == first + 1;
             if tokens.len() <= wanted || (is_last && tokens.len() <= limit) {
-                if num_forgotten > 0 {
-                    say!(
-                        "the first {num_forgotten} messages no longer fit into the context and are forgotten"
-                    );
+                if first > 0 {
+                    say!("the first {first} messages no longer fit into the context and are forgotten");
+                    self.messages.drain(..first);
                 }
                 return Ok(Some(tokens));
             }
@@ -189,13 +188,11 @@ impl Conversation<'_> {
                 say!(
                     "the message is too long: with its template it has {length} tokens, and at most {limit} fit"
                 );
-                self.messages.clear();
+                self.messages.pop();
                 return Ok(None);
             }
             // A question is forgotten with its answer.
-            let pair = self.messages.len().min(3) - 1;
-            self.messages.drain(..pair);
-            num_forgotten += pair;
+            first += (self.messages.len() - first).min(3) - 1;
         }
     }
 }

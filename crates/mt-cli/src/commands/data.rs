@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use mt_config::{Request, TrainConfig, tokenizer_directory};
+use mt_config::{Config, Request, RunGroup, TrainConfig, saved_config_path, tokenizer_directory};
 use mt_data::{Batch, BatchSource, DataError, Tokenizer, Watch, arrays};
 use mt_train::{DataRequest, Event, Observer};
 use serde_json::json;
@@ -34,8 +34,7 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
             Failure::user(format!("`--count` is `{count}`, which is no number\nhint: write `--count 3`"))
         })?;
     }
-    let config = resolve(&Request::from_process(arguments.settings.settings).with_quick_start())?;
-    let config = with_tokenizer_settings(config)?;
+    let config = with_tokenizer_settings(configured(arguments.settings.settings)?)?;
     warn(&config);
     let settings = TrainConfig::from_config(&config)?;
     if settings.data.format().is_none() {
@@ -50,6 +49,10 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
     let directory = Directory::temporary()?;
     if has_begun {
         copy_files(&tokenizer_directory(&own), &tokenizer_directory(&directory.path))?;
+        let (data, copy) = (own.join("data"), directory.path.join("data"));
+        if data.is_dir() {
+            copy_files(&data, &copy)?;
+        }
     }
     let progress = Arc::new(DataProgress::default());
     let shown = progress.clone();
@@ -97,6 +100,17 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// The configuration: that of the run that `run_name` names, if it has begun, below the given keys.
+fn configured(settings: Vec<String>) -> Result<Config, Failure> {
+    let request = Request::from_process(settings);
+    let given = RunGroup::from_config(&Config::resolve(&request)?)?;
+    let saved = saved_config_path(&given.directory());
+    match !given.run_name.is_empty() && saved.is_file() {
+        true => resolve(&request.over_saved(saved)),
+        false => resolve(&request.with_quick_start()),
+    }
 }
 
 /// A temporary directory for the tokenizer and copies of data, which is removed at the end.
@@ -147,6 +161,8 @@ enum Style {
 /// A document in a row: its tokens, and whether each has a loss. The first token is only an input.
 #[derive(Debug, PartialEq)]
 struct Example {
+    /// The verdict on the answer in preference data.
+    verdict: Option<&'static str>,
     tokens: Vec<u32>,
     has_loss: Vec<bool>,
 }
@@ -157,7 +173,26 @@ fn examples(batch: &Batch) -> Vec<Example> {
     let of = |name: &str| batch.integers(name).chunks(length);
     let tokens = of(arrays::INPUTS).zip(of(arrays::TARGETS));
     let marks = of(arrays::INPUTS_SEGMENTATION).zip(of(arrays::TARGETS_SEGMENTATION));
-    tokens.zip(marks).flat_map(|(tokens, marks)| examples_of_sequence(tokens, marks)).collect()
+    let verdicts = verdicts(batch).into_iter().map(Some).chain(std::iter::repeat(None));
+    let sequences = tokens.zip(marks).zip(verdicts);
+    let examples = sequences.flat_map(|((tokens, marks), verdict)| {
+        let of_sequence = examples_of_sequence(tokens, marks).into_iter();
+        of_sequence.map(move |example| Example { verdict, ..example })
+    });
+    examples.collect()
+}
+
+/// The verdicts on the answers of a batch of preference data, one for each sequence of its only row.
+fn verdicts(batch: &Batch) -> Vec<&'static str> {
+    let num_sequences = match batch.array(arrays::INPUTS).map(|inputs| inputs.dims()) {
+        Some([_, sequences, _]) => *sequences,
+        _ => 1,
+    };
+    match batch.array(arrays::LABELS).map(|labels| labels.to_f64()) {
+        Some(labels) => labels.iter().map(|label| if *label > 0.5 { "desirable" } else { "undesirable" }).collect(),
+        None if num_sequences == 2 => vec!["chosen", "rejected"],
+        None => Vec::new(),
+    }
 }
 
 /// The documents in a sequence of inputs and targets, with the segments of inputs and of targets with a loss.
@@ -169,7 +204,7 @@ fn examples_of_sequence(
     for (place, segment) in segments.iter().enumerate().filter(|(_, segment)| **segment != 0) {
         if found.last().is_none_or(|(last, _)| last != segment) {
             let first = inputs[place].cast_unsigned();
-            found.push((*segment, Example { tokens: vec![first], has_loss: vec![false] }));
+            found.push((*segment, Example { verdict: None, tokens: vec![first], has_loss: vec![false] }));
         }
         let (_, example) = found.last_mut().expect("an example has just been added");
         example.tokens.push(targets[place].cast_unsigned());
@@ -184,13 +219,17 @@ impl Example {
         if style == Style::Json {
             let texts = self.tokens.iter().map(|token| tokenizer.decode(&[*token], false));
             let texts: Vec<String> = texts.collect::<Result<_, _>>()?;
-            let object = json!({
+            let mut object = json!({
                 "example": number, "tokens": self.tokens, "texts": texts, "has_loss": self.has_loss,
             });
+            if let Some(verdict) = self.verdict {
+                object["verdict"] = verdict.into();
+            }
             return Ok(object.to_string());
         }
+        let verdict = self.verdict.map(|verdict| format!(" ({verdict})")).unwrap_or_default();
         let mut text =
-            format!("example {number}: {} tokens, of which {num_losses} have a loss\n", self.tokens.len());
+            format!("example {number}{verdict}: {} tokens, of which {num_losses} have a loss\n", self.tokens.len());
         let [begin, end] = match style {
             Style::Colored => ["\x1b[32m", "\x1b[0m"],
             _ => ["\u{27e6}", "\u{27e7}"],
@@ -217,7 +256,7 @@ mod tests {
     fn tokens_with_a_loss_are_marked() {
         let tokenizer = Tokenizer::bytes();
         let tokens = tokenizer.encode("ab cd", false, false).unwrap();
-        let example = Example { tokens: tokens.clone(), has_loss: vec![false, false, false, true, true] };
+        let example = Example { verdict: None, tokens: tokens.clone(), has_loss: vec![false, false, false, true, true] };
         let head = "example 1: 5 tokens, of which 2 have a loss\n";
         let shown = |style| example.shown(1, &tokenizer, style).unwrap();
         assert_eq!(shown(Style::Marked), format!("{head}ab ⟦cd⟧\n"));

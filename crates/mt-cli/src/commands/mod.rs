@@ -1,5 +1,6 @@
 //! One module per subcommand.
 
+mod adapters;
 pub mod chat;
 pub mod checkpoint;
 pub mod compile;
@@ -21,12 +22,15 @@ use mt_config::{CheckpointGroup, Config, Hardware, ModelDescription, Notice, Req
 use mt_models::hugging_face;
 use mt_runtime::Installation;
 
+pub use adapters::with_adapter_settings;
+
 use crate::failure::Failure;
 
-/// Resolves a configuration. If it loads a published model, that model's description becomes a layer.
+/// Resolves a configuration. If it loads a published model, that model's description becomes a layer. Adapters that it loads
+/// give their options.
 pub fn resolve(request: &Request) -> Result<Config, Failure> {
     let config = Config::resolve(request)?;
-    let Some(directory) = published(&config) else { return Ok(config) };
+    let Some(directory) = published(&config) else { return with_adapter_settings(config) };
     let settings = hugging_face::settings_of(&directory)?;
     let description = ModelDescription {
         path: hugging_face::description_path(&directory),
@@ -34,7 +38,7 @@ pub fn resolve(request: &Request) -> Result<Config, Failure> {
         prediction_modules: hugging_face::num_prediction_modules(&directory, &settings),
         settings: settings.into_pairs().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
     };
-    Ok(Config::resolve(&request.clone().describing(description))?)
+    with_adapter_settings(Config::resolve(&request.clone().describing(description))?)
 }
 
 /// The directory of the published model that a configuration loads.

@@ -119,26 +119,66 @@ fn collect_below(root: &Path, directory: &Path, files: &mut Vec<(String, Vec<u8>
 }
 
 #[test]
-fn adapters_without_their_base_are_refused() {
+fn a_run_keeps_its_base_although_that_goes_on() {
     let sandbox = trained(&[]);
-    // The base goes on, so that its newest step has other weights.
+    let keys = [&LORA[..], &SHORT, &["load_parameters_path=runs/base"]].concat();
+    sandbox.train("going", &[&keys[..], &["steps=5"]].concat()).succeeded();
+    // The base goes on, so that its newest step has other weights. The run keeps those with which it began.
     sandbox.train("base", &["steps=7", "eval_interval=-1", "learning_rate=1e-2"]).succeeded();
-    let keys = [&LORA[..], &SHORT, &["load_parameters_path=runs/base", "steps=9"]].concat();
-    sandbox.train("whole", &keys).failed(2, &["has adapters of `", "but the base is now `", "hint: "]);
-    let step = ["load_parameters_path=runs/base", "lora.lora_restore_path=runs/whole"];
+    sandbox.train("going", &[&keys[..], &["steps=8"]].concat()).succeeded();
+    assert_eq!(sandbox.metrics("whole").losses(), sandbox.metrics("going").losses());
     let options = ["logits", "tokens_path=tokens.json", "logits_path=logits.npy"];
     fs::write(sandbox.path("tokens.json"), "[[1, 2]]").unwrap();
-    maxtext(&sandbox, &[&options[..], &LORA[..3], &step].concat()).failed(2, &["has adapters of `"]);
+    let newest = ["load_parameters_path=runs/base", "lora.lora_restore_path=runs/whole"];
+    maxtext(&sandbox, &[&options[..], &LORA[..1], &newest].concat()).failed(2, &["has adapters of `"]);
     let off = ["load_parameters_path=runs/whole", "lora.enable_lora=false"];
     maxtext(&sandbox, &[&options[..], &off].concat()).failed(2, &["holds adapters alone, whose base is `"]);
     let none = [&LORA[..3], &["load_parameters_path=runs/base"]].concat();
     maxtext(&sandbox, &[&options[..], &none].concat()).failed(2, &["no adapters are named"]);
-    fs::rename(sandbox.path("runs/base"), sandbox.path("runs/moved")).unwrap();
-    let run = ["load_parameters_path=runs/whole"];
-    maxtext(&sandbox, &[&options[..], &run].concat())
+
+    // Weights that changed or are gone are named.
+    let resume = |parts: &[&str]| {
+        sandbox.train("whole", &[&keys[..], &["steps=9"]].concat()).failed(2, parts);
+    };
+    fs::write(sandbox.path("runs/base/checkpoints/5/items/other"), "file").unwrap();
+    resume(&["checkpoints/5", "as its base, but now there is", "hint: restore these weights"]);
+    fs::remove_file(sandbox.path("runs/base/checkpoints/5/items/other")).unwrap();
+    fs::rename(sandbox.path("runs/base/checkpoints/5"), sandbox.path("moved")).unwrap();
+    resume(&["checkpoints/5", "nothing is there any more, and keys name `", "checkpoints/6"]);
+    maxtext(&sandbox, &[&options[..], &["load_parameters_path=runs/whole"]].concat())
         .failed(2, &["does not exist", "lora.lora_restore_path="]);
-    let moved = ["load_parameters_path=runs/moved/checkpoints/5", "lora.lora_restore_path=runs/whole"];
-    maxtext(&sandbox, &[&options[..], &LORA[..3], &moved].concat()).succeeded();
+    let moved = ["load_parameters_path=moved", "lora.lora_restore_path=runs/whole"];
+    let of_base = ["small.yml"];
+    let moved = [&options[..1], &of_base, &options[1..], &LORA[..1], &moved].concat();
+    maxtext(&sandbox, &moved).succeeded();
+}
+
+#[test]
+fn options_are_those_of_saved_adapters() {
+    let sandbox = trained(&["lora.use_rslora=true", "lora.lora_module_path=.*/(query|wo)"]);
+    let of_run = logits(&sandbox, &["load_parameters_path=runs/whole"]);
+    let base = ["load_parameters_path=runs/base", "lora.enable_lora=true"];
+    let of_both = logits(&sandbox, &[&base[..], &["lora.lora_restore_path=runs/whole"]].concat());
+    assert_near(&of_both, &of_run, 0.0);
+    let export = ["checkpoint", "export", "--format", "peft", "--output", "adapters"];
+    maxtext(&sandbox, &[&export[..], &["load_parameters_path=runs/whole"]].concat()).succeeded();
+    let of_peft = [&base[..], &["lora.lora_restore_path=adapters"]].concat();
+    assert_near(&logits(&sandbox, &of_peft), &of_run, 0.0);
+    // A run that begins with them needs no more keys, also when it is resumed.
+    let further = [&of_peft[..], &["eval_interval=-1", "learning_rate=1e-2"]].concat();
+    sandbox.train("further", &[&further[..], &["steps=1"]].concat()).succeeded();
+    sandbox.train("further", &[&further[..], &["steps=2"]].concat()).succeeded();
+    for (key, parts) in [
+        ("lora.lora_alpha=5", ["`lora.lora_alpha` is 6.0 there and 5.0 here", "`lora.lora_alpha=6.0`"]),
+        ("lora.use_dora=true", ["`lora.use_dora` is false there", "`lora.use_dora=false`"]),
+        ("lora.use_rslora=false", ["`lora.use_rslora` is true there", "`lora.use_rslora=true`"]),
+    ] {
+        for adapters in ["adapters", "runs/whole"] {
+            let restored = format!("lora.lora_restore_path={adapters}");
+            let contradicting = [&base[..], &[restored.as_str(), key, "steps=1"]].concat();
+            sandbox.train("wrong", &contradicting).failed(2, &parts);
+        }
+    }
 }
 
 #[test]

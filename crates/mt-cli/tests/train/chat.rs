@@ -49,6 +49,9 @@ fn each_line_is_a_message_of_a_conversation() {
     let outcome = chat(&[], &("word ".repeat(40) + "\nSay 3\n")).succeeded();
     assert!(outcome.errors.contains("the message is too long"), "{}", outcome.errors);
     assert_eq!(outcome.output, first);
+    // Such a message leaves the conversation as it was.
+    let around = |between: &str| chat(&[], &format!("Say 1\n{between}Say 2\n")).succeeded().output;
+    assert_eq!(around(""), around(&("word ".repeat(40) + "\n")));
     chat(&["use_chat_template=false"], "Say 3\n").failed(2, &["needs the chat template", "`maxtext decode`"]);
     let bare = ["chat_template_path=none.jinja"];
     chat(&bare, "Say 3\n").failed(2, &["none.jinja"]);

@@ -226,6 +226,82 @@ fn wrong_keys_are_refused() {
         &["`reference_path`", "which does not read it", "hint: leave out `dpo.reference_path`"],
     );
     sandbox.train("wrong", &[PAIRS, &["dpo.reference_path=nowhere"]].concat()).failed(2, &["nowhere"]);
+    let row = json!({"prompt": "a", "completion": "b", "label": true});
+    write_rows(&sandbox, "judged.jsonl", &[row.clone(), row]);
+    let judged = ["dpo.algo=kto", "hf_train_files=judged.jsonl", "per_device_batch_size=1"];
+    sandbox.train("wrong", &[PAIRS, &judged].concat()).failed(
+        2,
+        &["compares each answer with that of another row", "hint: use a larger `per_device_batch_size`"],
+    );
+    // Keys that an algorithm does not read are noted.
+    let keys = ["dpo.algo=orpo", "dpo.loss_weights=[2]", "dpo.dpo_beta=0.3", "steps=1"];
+    let noted = sandbox.train("noted", &[PAIRS, &keys].concat()).succeeded().errors;
+    assert!(noted.contains("`loss_weights`") && noted.contains("`dpo_beta`"), "{noted}");
+}
+
+/// Runs that go on from their checkpoints while the run of their reference has gone on, too.
+#[test]
+fn a_resumed_run_keeps_its_reference() {
+    let sandbox = Sandbox::new();
+    write_pairs(&sandbox, "pairs.jsonl", 1);
+    let first = [PAIRS, &["learning_rate=1e-2"]].concat();
+    let train = |run: &str, keys: &[&str]| sandbox.train(run, &[&first[..], keys].concat());
+    train("first", &["steps=4"]).succeeded();
+    let lora = ["lora.enable_lora=true", "lora.lora_rank=3", "lora.lora_alpha=6"];
+    train("adapters", &[&lora[..], &["load_parameters_path=runs/first", "steps=3"]].concat()).succeeded();
+    let of_adapters = ["load_parameters_path=runs/first", "lora.lora_restore_path=runs/adapters"];
+    let cases: &[(&str, &[&str])] = &[
+        ("weights", &["load_parameters_path=runs/first"]),
+        ("named", &["dpo.reference_path=runs/first"]),
+        ("adapted", &[&lora[..], &of_adapters].concat()),
+    ];
+    for (run, keys) in cases {
+        train(&format!("{run}-whole"), &[keys, &["steps=6"][..]].concat()).succeeded();
+        train(run, &[keys, &["steps=3"][..]].concat()).succeeded();
+    }
+    train("first", &["steps=6"]).succeeded();
+    train("adapters", &[&lora[..], &["load_parameters_path=runs/first", "steps=5"]].concat()).succeeded();
+    for (run, keys) in cases {
+        train(run, &[keys, &["steps=6"][..]].concat()).succeeded();
+        assert_eq!(sandbox.metrics(&format!("{run}-whole")).losses(), sandbox.metrics(run).losses(), "{run}");
+    }
+    fs::rename(sandbox.path("runs/first/checkpoints/3"), sandbox.path("3")).unwrap();
+    train("weights", &["load_parameters_path=runs/first", "steps=7"])
+        .failed(2, &["as reference", "checkpoints/3", "hint: restore these weights"]);
+}
+
+#[test]
+fn adapters_have_references_of_any_kind() {
+    let sandbox = Sandbox::new();
+    write_pairs(&sandbox, "pairs.jsonl", 1);
+    let train =
+        |run: &str, keys: &[&str]| sandbox.train(run, &[PAIRS, &["steps=3"], keys].concat()).succeeded();
+    train("base", &["learning_rate=1e-2"]);
+    train("other", &["learning_rate=1e-2", "enable_data_shuffling=true"]);
+    let lora = [
+        "lora.enable_lora=true",
+        "lora.lora_rank=3",
+        "lora.lora_alpha=6",
+        "load_parameters_path=runs/base",
+        "learning_rate=1e-2",
+    ];
+    // The base itself is the reference in any of these forms, because new adapters do nothing.
+    train("first", &lora);
+    train("base-named", &[&lora[..], &["dpo.reference_path=runs/base"]].concat());
+    train("base-step", &[&lora[..], &["dpo.reference_path=runs/base/checkpoints/2"]].concat());
+    let losses = |run: &str| sandbox.metrics(run).losses();
+    assert_eq!(losses("first")[0], losses("base-named")[0]);
+    for run in ["base-named", "base-step"] {
+        for (one, other) in losses("first").iter().zip(losses(run)) {
+            assert!((one - other).abs() <= 1e-5 * one, "{run}: {other}, not {one}");
+        }
+    }
+    train("other-named", &[&lora[..], &["dpo.reference_path=runs/other"]].concat());
+    assert!((losses("other-named")[0] - losses("first")[0]).abs() > 1e-5);
+    train("adapters-named", &[&lora[..], &["dpo.reference_path=runs/first"]].concat());
+    // Adapters that are not trained are shared with the reference.
+    train("masked", &[&lora[..], &["trainable_parameters_mask=['query']"]].concat());
+    assert_eq!(losses("masked")[0], losses("first")[0]);
 }
 
 #[test]

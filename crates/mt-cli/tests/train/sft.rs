@@ -97,6 +97,20 @@ fn examples_are_shown_with_their_losses() {
     let learned: String =
         texts.iter().zip(losses).filter(|(_, loss)| **loss == true).map(|(text, _)| *text).collect();
     assert_eq!((texts.concat().as_str(), learned.as_str()), ("<user>Say 0<assistant>It is 0.|", "It is 0.|"));
+    // Those of a run are shown with its configuration and tokenizer.
+    let trained = [&["sft"], &keys[..], &data, &["run_name=shown", "steps=1", "eval_interval=-1"]].concat();
+    run(&sandbox, &trained).succeeded();
+    let of_run = run(&sandbox, &["data", "show", "--count", "2", "run_name=shown"]).succeeded().output;
+    assert_eq!(of_run, shown);
+    // Answers of preference data are labelled.
+    let pair = json!({"prompt": "Say 1", "chosen": "It is 1.", "rejected": "No."});
+    fs::write(sandbox.path("pairs.jsonl"), pair.to_string()).unwrap();
+    let pairs = ["use_dpo=true", "hf_train_files=pairs.jsonl", "tokenizer_type=byte", "hf_path=json"];
+    let columns = ["dataset_type=hf", "--count=2"];
+    let shown = run(&sandbox, &[&["data", "show"], &pairs[..], &columns].concat()).succeeded().output;
+    for label in ["example 1 (chosen): ", "example 2 (rejected): "] {
+        assert!(shown.contains(label), "{shown}");
+    }
     run(&sandbox, &["data", "show", "dataset_type=synthetic"]).refused(&["random tokens", "hint: name data"]);
     run(&sandbox, &["data", "show", "--count", "x"]).failed(2, &[]);
 }

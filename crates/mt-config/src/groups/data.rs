@@ -59,6 +59,9 @@ group! {
     }
 }
 
+/// The column of plain text if the configuration names none.
+const PLAIN_TEXT: &str = "text";
+
 /// The kind of records that the data holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordKind {
@@ -252,13 +255,12 @@ impl DataGroup {
 
     /// The default names the column of plain text, which records do not have.
     fn columns(&self, columns: &[String], origin: &Origin) -> Vec<String> {
-        // The columns of a preset are those of pairs; other records and MaxText's `base.yml` have their own.
-        let is_of_preset = self.records() == Some(RecordKind::Pairs)
-            && matches!(origin, Origin::Preset { .. })
-            && RecordKind::Pairs.column_numbers().contains(&columns.len());
-        match self.records().filter(|_| !origin.is_given() && !is_of_preset) {
-            Some(records) => records.usual_columns().iter().map(|column| (*column).to_owned()).collect(),
-            None => columns.to_vec(),
+        let Some(records) = self.records() else { return columns.to_vec() };
+        // A preset may be one of other records, and MaxText's `base.yml` names the column of plain text.
+        let fits = records.column_numbers().contains(&columns.len()) && columns != [PLAIN_TEXT];
+        match origin.is_given() || matches!(origin, Origin::Preset { .. }) && fits {
+            true => columns.to_vec(),
+            false => records.usual_columns().iter().map(|column| (*column).to_owned()).collect(),
         }
     }
 

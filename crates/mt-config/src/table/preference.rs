@@ -32,7 +32,7 @@ pub(super) const GROUP: KeyGroup = KeyGroup {
         .acts_on(SUBJECT)
         .own(),
         Key::floats("loss_weights", "Weight of each loss of `loss_type`; 1 for each if empty.")
-            .only_with("use_dpo", &[])
+            .only_with("algo", &["dpo", "simpo", "cpo"])
             .acts_on(SUBJECT)
             .own(),
         Key::float(
@@ -41,7 +41,7 @@ pub(super) const GROUP: KeyGroup = KeyGroup {
             "Scale of log-ratios in the loss. With DPO, larger values keep the model closer to its reference.",
         )
         .at_least(0.0)
-        .only_with("use_dpo", &[])
+        .only_with("algo", &["dpo", "simpo", "cpo", "kto"])
         .acts_on(SUBJECT),
         Key::float("dpo_label_smoothing", 0.0, "Assumed share of preference pairs with swapped labels.")
             .at_least(0.0)

@@ -21,6 +21,8 @@ pub struct AdapterConfig {
     /// Whether the divisor is the rank's root (rsLoRA).
     pub is_rank_stabilized: bool,
     pub targets: AdapterTargets,
+    /// The expression that chose them; empty for the usual ones.
+    pub module_path: String,
 }
 
 /// The weights that have adapters.

@@ -496,8 +496,12 @@ impl Description for Decoder {
         let parts = || self.config.applied_layers().flat_map(LayerConfig::parts);
         // Each prediction module applies the head once more.
         let of_heads = table * self.config.predictions.len();
+        let weights_per_token = self.num_parameters() + of_heads - looked_up - self.idle_weights();
+        let adapters = self.specs.leaves().into_iter().filter(|(_, spec)| spec.adapter.is_some());
+        let in_adapters: usize = adapters.map(|(_, spec)| spec.num_weights()).sum();
         FlopCount {
-            weights_per_token: self.num_parameters() + of_heads - looked_up - self.idle_weights(),
+            weights_per_token,
+            frozen_per_token: if in_adapters > 0 { weights_per_token - in_adapters } else { 0 },
             // The head has as many weights as the table, tied or not.
             head_weights: table,
             others_per_token: parts().map(|part| part.token_operations()).sum::<usize>()

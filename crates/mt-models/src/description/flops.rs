@@ -5,6 +5,8 @@
 pub struct FlopCount {
     /// The number of weights that multiply each token: projections and the output head, without lookup tables.
     pub weights_per_token: usize,
+    /// Those of `weights_per_token` that have no gradient: the base below adapters.
+    pub frozen_per_token: usize,
     /// The weights of the output head, which are included in `weights_per_token`.
     pub head_weights: usize,
     /// The multiplications per token other than those with weights and those of attention.
@@ -29,10 +31,16 @@ pub struct AttentionFlops {
 }
 
 impl FlopCount {
-    /// The FLOPs of one training step over `rows` sequences of `length` tokens: 6 for each weight and token, and for each
-    /// further multiplication of a token, and for attention 6 for each pair of positions that the mask allows and each
-    /// dimension of keys and values.
+    /// The FLOPs of one training step over `rows` sequences of `length` tokens: three times those of [`Self::forward`],
+    /// without the gradients of frozen weights.
     pub fn training_step(&self, rows: usize, length: usize) -> f64 {
+        3.0 * self.forward(rows, length) - 2.0 * (self.frozen_per_token * rows * length) as f64
+    }
+
+    /// The FLOPs of a forward pass over `rows` sequences of `length` tokens: 2 for each weight and token, and for each
+    /// further multiplication of a token, and for attention 2 for each pair of positions that the mask allows and each
+    /// dimension of keys and values.
+    pub fn forward(&self, rows: usize, length: usize) -> f64 {
         let tokens = (rows * length) as f64;
         let attention: f64 = self
             .attention
@@ -43,19 +51,19 @@ impl FlopCount {
                 if let Some(block) = layer.block {
                     // Half of all pairs, and the later half of the pairs within blocks.
                     let pairs = length * (length + (block as f64).min(length)) / 2.0;
-                    return 6.0 * layer.width as f64 * pairs * rows as f64;
+                    return 2.0 * layer.width as f64 * pairs * rows as f64;
                 }
                 if !layer.is_causal {
-                    return 6.0 * layer.width as f64 * length * length * rows as f64;
+                    return 2.0 * layer.width as f64 * length * length * rows as f64;
                 }
                 let pairs = match layer.window.map(|window| window as f64).filter(|window| *window < length) {
                     // The first tokens of a row see fewer positions than the window.
                     Some(window) => window * (length - window / 2.0),
                     None => length * length / 2.0,
                 };
-                6.0 * layer.width as f64 * pairs * rows as f64
+                2.0 * layer.width as f64 * pairs * rows as f64
             })
             .sum();
-        6.0 * (self.weights_per_token + self.others_per_token) as f64 * tokens + attention
+        2.0 * (self.weights_per_token + self.others_per_token) as f64 * tokens + attention
     }
 }

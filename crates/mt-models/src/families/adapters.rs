@@ -1,15 +1,19 @@
 //! The choice of the linear maps that have adapters.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use fancy_regex::Regex;
-use mt_config::LoraGroup;
+use mt_config::{LoraGroup, ModelGroup};
 use mt_nn::{Adapter, AdapterArray};
 
+use super::build_decoder;
 use crate::{
-    ForwardPass, ModelError, Storage,
+    ForwardPass, ModelError, StateError, Storage,
     decoder::{AdapterConfig, AdapterTargets, Decoder, DecoderConfig, Parameter},
+    hugging_face::adapted_tensors,
 };
+
+type NamedSpec = (mt_shape::Path, mt_nn::ParamSpec);
 
 const KEY: &str = "lora.lora_module_path";
 
@@ -18,6 +22,8 @@ const NAMED_ONLY: &[&str] = &["head", "per_layer", "engram", "square"];
 
 /// A matrix of the model without adapters.
 struct Matrix {
+    /// Which of the model's parameters; of an encoded weight the first array.
+    parameter: usize,
     role: String,
     /// Its layers, or `None` outside of layers.
     layers: Vec<Option<usize>>,
@@ -25,6 +31,36 @@ struct Matrix {
     module: String,
     /// Whether it is a linear map that can have an adapter. Routers and experts cannot.
     can_adapt: bool,
+}
+
+impl Matrix {
+    /// Whether it has an adapter if no expression chooses matrices.
+    fn is_usual(&self) -> bool {
+        let part = self.role.split('.').next().unwrap_or_default();
+        self.can_adapt && !NAMED_ONLY.contains(&part) && !self.role.contains(".indexer.")
+    }
+}
+
+/// The expression of `lora.lora_module_path` for the linear maps that have adapters in a PEFT directory; empty if they are
+/// the usual ones of the model that `group` describes.
+///
+/// # Errors
+/// The group describes no valid model, or the directory cannot be read.
+pub fn peft_modules(group: &ModelGroup, directory: &Path) -> Result<String, StateError> {
+    let mut plain = group.clone();
+    plain.lora.enable_lora = false;
+    let dense = build_decoder(&plain)?;
+    let adapted = adapted_tensors(directory)?;
+    let tensors = dense.file_tensors()?;
+    let held = tensors.iter().filter(|tensor| adapted.contains(&tensor.name)).flat_map(|tensor| &tensor.parts);
+    let held: BTreeSet<usize> = held.map(|part| part.parameter).collect();
+    let matrices = matrices(&dense);
+    if matrices.iter().all(|matrix| matrix.is_usual() == held.contains(&matrix.parameter)) {
+        return Ok(String::new());
+    }
+    let chosen = matrices.iter().filter(|matrix| held.contains(&matrix.parameter));
+    let modules: BTreeSet<&str> = chosen.map(|matrix| matrix.module.as_str()).collect();
+    Ok(modules.into_iter().collect::<Vec<_>>().join("|"))
 }
 
 /// The adapters that a configuration requests for a decoder without adapters.
@@ -37,21 +73,9 @@ pub(super) fn adapters(dense: &Decoder, keys: &LoraGroup) -> Result<Option<Adapt
     }
     let (rank, alpha) = (keys.lora_rank, keys.lora_alpha);
     let divisor = if keys.use_rslora { (rank as f64).sqrt() } else { rank as f64 };
-    let config = AdapterConfig {
-        adapter: Adapter { rank, scale: alpha / divisor, has_magnitude: keys.use_dora },
-        alpha,
-        is_rank_stabilized: keys.use_rslora,
-        targets: AdapterTargets::All,
-    };
-    let matrices = matrices(dense, &config);
+    let matrices = matrices(dense);
     let chosen: Vec<&Matrix> = match keys.lora_module_path.as_str() {
-        "" => {
-            let is_usual = |matrix: &&Matrix| {
-                let part = matrix.role.split('.').next().unwrap_or_default();
-                matrix.can_adapt && !NAMED_ONLY.contains(&part) && !matrix.role.contains(".indexer.")
-            };
-            matrices.iter().filter(is_usual).collect()
-        }
+        "" => matrices.iter().filter(|matrix| matrix.is_usual()).collect(),
         pattern => matching(pattern, &matrices)?,
     };
     if chosen.is_empty() {
@@ -60,13 +84,26 @@ pub(super) fn adapters(dense: &Decoder, keys: &LoraGroup) -> Result<Option<Adapt
     let of_layers = chosen.iter().flat_map(|matrix| {
         matrix.layers.iter().map(|layer| (matrix.role.clone(), *layer)).collect::<Vec<_>>()
     });
-    let targets = AdapterTargets::These(Arc::new(of_layers.collect::<BTreeSet<_>>()));
-    Ok(Some(AdapterConfig { targets, ..config }))
+    Ok(Some(AdapterConfig {
+        adapter: Adapter { rank, scale: alpha / divisor, has_magnitude: keys.use_dora },
+        alpha,
+        is_rank_stabilized: keys.use_rslora,
+        targets: AdapterTargets::These(Arc::new(of_layers.collect::<BTreeSet<_>>())),
+        module_path: keys.lora_module_path.clone(),
+    }))
 }
 
-/// The matrices of linear maps, routers and experts. `all` gives every linear map an adapter.
-fn matrices(dense: &Decoder, all: &AdapterConfig) -> Vec<Matrix> {
-    let config = DecoderConfig { adapters: Some(all.clone()), ..dense.config().clone() };
+/// The matrices of linear maps, routers and experts.
+fn matrices(dense: &Decoder) -> Vec<Matrix> {
+    // Every linear map gets an adapter, of which only the name matters.
+    let all = AdapterConfig {
+        adapter: Adapter { rank: 1, scale: 1.0, has_magnitude: false },
+        alpha: 1.0,
+        is_rank_stabilized: false,
+        targets: AdapterTargets::All,
+        module_path: String::new(),
+    };
+    let config = DecoderConfig { adapters: Some(all), ..dense.config().clone() };
     let segments = dense.config().segments();
     let adapted = Decoder::new(config, dense.family()).parameters();
     let with_adapters: BTreeSet<String> = adapted
@@ -74,7 +111,7 @@ fn matrices(dense: &Decoder, all: &AdapterConfig) -> Vec<Matrix> {
         .filter(|(_, spec)| spec.adapter == Some(AdapterArray::A))
         .map(|(path, _)| path.parent().to_string())
         .collect();
-    let matrix = |((path, spec), stored): (&(mt_shape::Path, mt_nn::ParamSpec), &crate::StoredParameter)| {
+    let matrix = |(index, ((path, spec), stored)): (usize, (&NamedSpec, &crate::StoredParameter))| {
         let (path, spec) = spec.stored_form(path);
         let can_adapt = with_adapters.contains(&path.to_string());
         if !can_adapt && spec.num_input_axes + spec.num_group_axes == 0 {
@@ -85,15 +122,16 @@ fn matrices(dense: &Decoder, all: &AdapterConfig) -> Vec<Matrix> {
         // Matrices of experts have no module of their own.
         let names = if stored.key.last().is_some_and(|name| name == "kernel") { 1 } else { 0 };
         Some(Matrix {
+            parameter: index,
             role: parameter.role,
             layers: if layers.is_empty() { vec![None] } else { layers },
             module: stored.key[..stored.key.len() - names].join("/"),
             can_adapt,
         })
     };
-    let parameters = dense.parameters();
-    let first = parameters.iter().zip(dense.storage()).filter(|((_, spec), _)| spec.is_first_array());
-    first.filter_map(|(parameter, stored)| matrix((parameter, &stored))).collect()
+    let (parameters, storage) = (dense.parameters(), dense.storage());
+    let all = parameters.iter().zip(&storage).enumerate();
+    all.filter(|(_, ((_, spec), _))| spec.is_first_array()).filter_map(matrix).collect()
 }
 
 /// The matrices whose modules an expression fits as a whole.

@@ -30,6 +30,7 @@ use mt_config::{AttentionType, DecoderBlock, ModelGroup};
 use mt_nn::{AdapterArray, ParamSpec, RotaryScaling, attention::MaskSpec};
 use mt_shape::Path;
 
+pub use adapters::peft_modules;
 pub use names::{Along, Fused, FusedOrder, Layout, Placeholder, Portion, TensorName};
 
 use crate::{

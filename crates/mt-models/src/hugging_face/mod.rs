@@ -19,6 +19,7 @@ pub use exported::{check_described, config_of, context_length};
 pub(crate) use exported::{layer_type_names, window};
 pub use fields::{Described, Field};
 pub use peft::is_peft;
+pub(crate) use peft::{adapted_tensors, peft_options};
 pub use quantized::{Quantized, quantization_of};
 pub use source::{check_files, num_prediction_modules};
 pub use tensors::{FileTensor, Lanes, TensorPart, adapter_tensors, file_tensors, part_blocks, tensor_bytes};

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::{Map, Value, json};
 
-use super::FileTensor;
-use crate::{Model, ModelError, StateError, decoder::AdapterConfig, families::Layout};
+use super::{FileTensor, source::TensorSource};
+use crate::{AdapterOptions, Model, ModelError, StateError, decoder::AdapterConfig, families::Layout};
 
 /// The files of a directory.
 pub(super) const CONFIG: &str = "adapter_config.json";
@@ -16,8 +16,42 @@ pub fn is_peft(path: &Path) -> bool {
     path.join(CONFIG).is_file() || path.join(WEIGHTS).is_file()
 }
 
+/// Initial values of adapters that leave the base as it was. Others subtract them from the weights, so that the adapters
+/// belong to no published base.
+const PLAIN_INITIAL_VALUES: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
+/// PEFT's defaults of `r` and `lora_alpha`.
+const DEFAULT_RANK: u64 = 8;
+const DEFAULT_ALPHA: f64 = 8.0;
+
+/// Options of PEFT that are not built, unless they are empty.
+const REFUSED: [&str; 13] = [
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "trainable_token_indices",
+    "lora_bias",
+    "target_parameters",
+    "use_qalora",
+    "use_bdlora",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+    "layer_replication",
+];
+
 /// Checks that the adapters of a directory have the options of the model's.
 pub(super) fn check_config(model: &dyn Model, directory: &Path) -> Result<(), StateError> {
+    let adapters = model.adapters().expect("the model has adapters");
+    peft_options(directory)?.check(&AdapterOptions::of(adapters), directory)
+}
+
+/// The options of the adapters in a directory. What `adapter_config.json` leaves out has PEFT's defaults.
+///
+/// # Errors
+/// The file cannot be read, or an option is not built.
+pub(crate) fn peft_options(directory: &Path) -> Result<AdapterOptions, StateError> {
     let path = directory.join(CONFIG);
     let refused =
         |problem: String, hint: &str| StateError::Peft { path: path.clone(), problem, hint: hint.to_owned() };
@@ -36,58 +70,46 @@ pub(super) fn check_config(model: &dyn Model, directory: &Path) -> Result<(), St
         Value::Object(items) => items.is_empty(),
         _ => false,
     };
-    for key in [
-        "rank_pattern",
-        "alpha_pattern",
-        "modules_to_save",
-        "trainable_token_indices",
-        "lora_bias",
-        "target_parameters",
-        "use_qalora",
-        "alora_invocation_tokens",
-        "arrow_config",
-    ] {
-        if !is_empty(of(key)) {
-            let hint = "save the adapters without it; all adapters have one rank and one scale";
-            return Err(refused(format!("`{key}` is `{}`, which is not built", of(key)), hint));
-        }
+    if let Some(key) = REFUSED.into_iter().find(|key| !is_empty(of(key))) {
+        let hint = "save the adapters without it; all adapters have one rank and one scale";
+        return Err(refused(format!("`{key}` is `{}`, which is not built", of(key)), hint));
     }
     if of("bias") != "none" && !of("bias").is_null() {
         let hint = "train the adapters with `bias=\"none\"`";
         return Err(refused(format!("`bias` is {}, which is not built", of("bias")), hint));
     }
-    let adapters = model.adapters().expect("the model has adapters");
-    check_options(adapters, &of, directory)
+    let initial = of("init_lora_weights");
+    let is_plain = initial.as_str().map_or(initial.is_boolean() || initial.is_null(), |name| {
+        PLAIN_INITIAL_VALUES.contains(&name)
+    });
+    if !is_plain {
+        let hint = "convert the adapters with `path_initial_model_for_weight_conversion` of PEFT's \
+                    `save_pretrained`, or merge them into their base";
+        let problem = format!("`init_lora_weights` is {initial}, whose adapters need a changed base");
+        return Err(refused(problem, hint));
+    }
+    let wrong = |key: &str| refused(format!("`{key}` is `{}`", of(key)), "save the adapters again");
+    let or_default = |key: &str| Some(of(key)).filter(|value| !value.is_null());
+    let rank = or_default("r").map_or(Some(DEFAULT_RANK), Value::as_u64).filter(|rank| *rank > 0);
+    let alpha = or_default("lora_alpha").map_or(Some(DEFAULT_ALPHA), Value::as_f64);
+    let flag = |key: &str| or_default(key).map_or(Some(false), Value::as_bool).ok_or_else(|| wrong(key));
+    Ok(AdapterOptions {
+        rank: rank.ok_or_else(|| wrong("r"))? as usize,
+        alpha: alpha.ok_or_else(|| wrong("lora_alpha"))?,
+        use_rslora: flag("use_rslora")?,
+        use_dora: flag("use_dora")?,
+        module_path: None,
+    })
 }
 
-/// Compares the options of a directory's adapters with those of the model's.
-fn check_options<'a>(
-    adapters: &AdapterConfig,
-    of: &impl Fn(&str) -> &'a Value,
-    directory: &Path,
-) -> Result<(), StateError> {
-    let (mut differences, mut remedies) = (Vec::new(), Vec::new());
-    let numbers = [
-        ("r", "lora_rank", of("r").as_f64(), adapters.adapter.rank as f64),
-        ("lora_alpha", "lora_alpha", of("lora_alpha").as_f64(), adapters.alpha),
-    ];
-    for (theirs, ours, found, expected) in numbers {
-        let Some(found) = found.filter(|found| *found != expected) else { continue };
-        differences.push(format!("`{theirs}` {found}, but `lora.{ours}` is {expected}"));
-        remedies.push(format!("`lora.{ours}={found}`"));
-    }
-    let flags = [("use_rslora", adapters.is_rank_stabilized), ("use_dora", adapters.adapter.has_magnitude)];
-    for (key, expected) in flags {
-        let found = of(key).as_bool().unwrap_or(false);
-        if found != expected {
-            differences.push(format!("`{key}` {found}, but `lora.{key}` is {expected}"));
-            remedies.push(format!("`lora.{key}={found}`"));
-        }
-    }
-    if differences.is_empty() {
-        return Ok(());
-    }
-    Err(StateError::OtherAdapters { path: directory.to_owned(), differences, remedies })
+/// The tensors of the weights that have adapters in a directory, by the names of published models.
+///
+/// # Errors
+/// The file of tensors cannot be read.
+pub(crate) fn adapted_tensors(directory: &Path) -> Result<Vec<String>, StateError> {
+    let source = TensorSource::open(&directory.join(WEIGHTS))?;
+    let modules = source.names().into_iter().filter_map(module_of).map(|module| format!("{module}.weight"));
+    Ok(modules.collect())
 }
 
 /// The contents of `adapter_config.json` for a model's adapters. `base` is the path of the base.
@@ -96,7 +118,7 @@ pub(super) fn config_text(model: &dyn Model, base: &str) -> Result<String, Model
         model.adapters().expect("the model has adapters");
     let of_base = model.file_tensors()?;
     let adapted = model.adapter_tensors()?;
-    let modules: Vec<&str> = adapted.iter().filter_map(module_of).collect();
+    let modules: Vec<&str> = adapted.iter().filter_map(|tensor| module_of(&tensor.name)).collect();
     let is_turned = |tensor: &FileTensor| {
         let module = tensor.name.strip_suffix(".weight");
         let is_adapted = module.is_some_and(|module| modules.contains(&module));
@@ -127,8 +149,8 @@ pub(super) fn config_text(model: &dyn Model, base: &str) -> Result<String, Model
 }
 
 /// The module of the tensor that holds `A`.
-fn module_of(tensor: &FileTensor) -> Option<&str> {
-    tensor.name.strip_prefix(super::tensors::PEFT_PREFIX)?.strip_suffix(".lora_A.weight")
+fn module_of(tensor: &str) -> Option<&str> {
+    tensor.strip_prefix(super::tensors::PEFT_PREFIX)?.strip_suffix(".lora_A.weight")
 }
 
 /// The names by which PEFT chooses these modules: the last component of a name if all modules with it have adapters,

@@ -15,7 +15,7 @@ use mt_shape::{DType, HostArray, Placement};
 
 use super::{FileTensor, TensorPart, part_blocks, peft, source::TensorSource, tensor_bytes, transpose::SIDE};
 use crate::{
-    Model, StateError,
+    Model, StateError, adapter_indices,
     storage::{
         encoded::{Encoder, decoded},
         ranges::sliced,
@@ -484,10 +484,11 @@ pub fn write_adapters(
     directory: &Path,
 ) -> Result<WrittenWeights, StateError> {
     let (mut tensors, specs) = (model.adapter_tensors()?, model.parameters());
+    let indices = adapter_indices(model);
     for part in tensors.iter_mut().flat_map(|tensor| &mut tensor.parts) {
-        part.parameter = specs[..part.parameter].iter().filter(|(_, spec)| spec.adapter.is_some()).count();
+        part.parameter = indices.partition_point(|index| *index < part.parameter);
     }
-    let specs: Vec<_> = specs.into_iter().filter(|(_, spec)| spec.adapter.is_some()).collect();
+    let specs: Vec<_> = indices.into_iter().map(|index| specs[index].clone()).collect();
     let config = peft::config_text(model, base)?;
     let options = WeightsOptions { shard_bytes: u64::MAX, ..WeightsOptions::default() };
     let mut written = write_tensors(&tensors, &specs, adapters, DType::F32, directory, options)?;

@@ -2,111 +2,84 @@
 
 use std::path::{Path, PathBuf};
 
-use mt_checkpoint::{Checkpoint, checkpoints_directory, fingerprint, open_latest};
+use mt_checkpoint::{Checkpoint, checkpoints_directory, open_latest};
 use mt_runtime::{Array, Runtime};
 use mt_shape::Placement;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
 use super::{
-    ArrayUse, SavedParameters, StateArray, StateReader, reader::check_adapters, saved::LoadedParameters,
+    AdapterOptions, ArrayUse, SavedParameters, StateArray, StateReader, WeightsOrigin, reader::check_adapters,
+    saved::LoadedParameters,
 };
 use crate::{
     Model, StateError,
     hugging_face::{Weights, is_hugging_face, is_peft},
 };
 
-/// The key of the base in the metadata of checkpoints that hold adapters alone.
-const KEY: &str = "adapter_base";
+/// The keys of adapters in the metadata of checkpoints that hold adapters alone.
+const BASE: &str = "adapter_base";
+const FIRST: &str = "first_adapters";
+const OPTIONS: &str = "adapter_options";
 
-/// The base of adapters, as their checkpoints record it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AdapterBase {
-    /// Weights in files.
-    Saved {
-        /// The directory of a published model, or of a checkpoint.
-        path: PathBuf,
-        /// A checksum of its files.
-        fingerprint: String,
-    },
-    /// Initial values, drawn from a seed.
-    Drawn { seed: u64 },
+/// What checkpoints that hold adapters alone record of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterRecord {
+    pub base: WeightsOrigin,
+    /// The adapters with which training began, if they were saved before.
+    pub first: Option<WeightsOrigin>,
+    /// Checkpoints of the first versions have none.
+    pub options: Option<AdapterOptions>,
 }
 
-impl AdapterBase {
-    /// The base at a path: a published model, a checkpoint, or the newest undamaged step of a run.
-    ///
-    /// # Errors
-    /// The files cannot be read.
-    pub fn at(path: &Path) -> Result<Self, StateError> {
-        let path = if is_hugging_face(path) {
-            path.to_owned()
-        } else {
-            let newest = match checkpoints_directory(path)? {
-                Some(directory) => open_latest(&directory)?.map(|latest| latest.value),
-                None => None,
-            };
-            let checkpoint = newest.map_or_else(|| Checkpoint::open_path(path), Ok)?;
-            checkpoint.path().to_owned()
-        };
-        let path = std::path::absolute(&path).unwrap_or(path);
-        Ok(Self::Saved { fingerprint: fingerprint(&path)?, path })
+impl AdapterRecord {
+    /// The record of a model with adapters whose base is drawn from a seed.
+    pub fn drawn(model: &dyn Model, seed: u64) -> Self {
+        let options = model.adapters().map(AdapterOptions::of);
+        Self { base: WeightsOrigin::Drawn { seed }, first: None, options }
     }
 
-    /// The base that a checkpoint records; `None` if it holds whole models.
-    pub fn of(checkpoint: &Checkpoint) -> Option<Self> {
-        let recorded = checkpoint.custom_metadata().get(KEY)?;
-        if let Some(seed) = recorded.get("seed").and_then(Value::as_u64) {
-            return Some(Self::Drawn { seed });
+    /// The record in a checkpoint's metadata; `None` if it holds whole models.
+    pub fn of(metadata: &Map<String, Value>) -> Option<Self> {
+        Some(Self {
+            base: WeightsOrigin::from_json(metadata.get(BASE)?)?,
+            first: metadata.get(FIRST).and_then(WeightsOrigin::from_json),
+            options: metadata.get(OPTIONS).and_then(AdapterOptions::from_json),
+        })
+    }
+
+    /// Writes the record into the metadata of a checkpoint.
+    pub fn write(&self, metadata: &mut Map<String, Value>) {
+        metadata.insert(BASE.to_owned(), self.base.to_json());
+        if let Some(first) = &self.first {
+            metadata.insert(FIRST.to_owned(), first.to_json());
         }
-        let text = |name: &str| recorded.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-        Some(Self::Saved { path: text("path").into(), fingerprint: text("fingerprint") })
-    }
-
-    /// Records the base in the metadata of a checkpoint.
-    pub fn record(&self, metadata: &mut Value) {
-        metadata[KEY] = match self {
-            Self::Saved { path, fingerprint } => json!({ "path": path, "fingerprint": fingerprint }),
-            Self::Drawn { seed } => json!({ "seed": seed }),
-        };
-    }
-
-    /// Checks that adapters in `adapters`, which were trained on this base, are used with the base `now`.
-    ///
-    /// # Errors
-    /// The bases differ.
-    pub fn check(&self, now: &Self, adapters: &Path) -> Result<(), StateError> {
-        let is_same = match (self, now) {
-            (Self::Saved { fingerprint: one, .. }, Self::Saved { fingerprint: other, .. }) => one == other,
-            (one, other) => one == other,
-        };
-        if is_same {
-            return Ok(());
+        if let Some(options) = &self.options {
+            metadata.insert(OPTIONS.to_owned(), options.to_json());
         }
-        let adapters = adapters.to_owned();
-        Err(StateError::OtherBase { adapters, before: self.to_string(), now: now.to_string() })
+    }
+
+    /// Checks that adapters in `adapters`, which have this record, are used with a model and with the base `now`.
+    fn check(&self, model: &dyn Model, now: &WeightsOrigin, adapters: &Path) -> Result<(), StateError> {
+        if !self.base.is_same(now) {
+            let (before, now) = (self.base.to_string(), now.to_string());
+            return Err(StateError::OtherBase { adapters: adapters.to_owned(), before, now });
+        }
+        let expected = AdapterOptions::of(model.adapters().expect("the model has adapters"));
+        self.options.as_ref().map_or(Ok(()), |options| options.check(&expected, adapters))
     }
 }
 
-impl std::fmt::Display for AdapterBase {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Saved { path, fingerprint } => write!(f, "`{}` (checksum {fingerprint})", path.display()),
-            Self::Drawn { seed } => write!(f, "drawn from `init_weights_seed={seed}`"),
-        }
-    }
-}
-
-/// The sources of a model with adapters, compared with the model. Nothing has been read.
+/// The sources of a model with adapters, compared with the model. Nothing but checksums has been read.
 pub struct AdaptedParameters {
     base_model: Box<dyn Model>,
     saved_base: SavedParameters,
-    /// The base, as checkpoints of the adapters record it.
-    pub base: AdapterBase,
+    /// The sources, as checkpoints of the adapters record them.
+    pub record: AdapterRecord,
     adapters: Option<SavedAdapters>,
 }
 
 enum SavedAdapters {
-    Peft(Weights),
+    Peft { path: PathBuf, weights: Box<Weights> },
     Checkpoint(Checkpoint),
 }
 
@@ -115,40 +88,76 @@ impl AdaptedParameters {
     /// directory, or a run with adapters.
     ///
     /// # Errors
-    /// Nothing is saved there, names or shapes differ from the model's, or adapters have another base.
+    /// Nothing is saved there, names, shapes or options differ from the model's, or adapters have another base.
     ///
     /// # Panics
     /// The model has no adapters.
     pub fn open(model: &dyn Model, path: &Path, adapters: Option<&Path>) -> Result<Self, StateError> {
-        let base_model = model.without_adapters().expect("the model has adapters");
         let of_path = adapter_checkpoint(path)?;
         let base = match &of_path {
-            None => AdapterBase::at(path)?,
-            Some((_, recorded @ AdapterBase::Saved { path: base, .. })) => {
+            None => WeightsOrigin::at(path)?,
+            Some((_, AdapterRecord { base: WeightsOrigin::Saved { path: base, .. }, .. })) => {
                 if !base.exists() {
                     return Err(StateError::NoBase { adapters: path.to_owned(), base: base.clone() });
                 }
-                let now = AdapterBase::at(base)?;
-                recorded.check(&now, path)?;
-                now
+                WeightsOrigin::at(base)?
             }
-            Some((_, AdapterBase::Drawn { seed })) => {
+            Some((_, AdapterRecord { base: WeightsOrigin::Drawn { seed }, .. })) => {
                 return Err(StateError::DrawnBase { adapters: path.to_owned(), seed: *seed });
             }
         };
-        let AdapterBase::Saved { path: base_path, .. } = &base else {
-            unreachable!("a drawn base is refused")
-        };
-        let saved_base = SavedParameters::open(&*base_model, base_path)?;
+        if let Some((_, record)) = of_path.as_ref().filter(|_| adapters.is_none()) {
+            record.check(model, &base, path)?;
+        }
         let adapters = match (adapters, of_path) {
             (Some(adapters), _) => Some(SavedAdapters::open(model, adapters, &base)?),
-            (None, Some((checkpoint, _))) => {
-                check_adapters(model, &checkpoint)?;
-                Some(SavedAdapters::Checkpoint(checkpoint))
-            }
+            (None, Some((checkpoint, _))) => Some(SavedAdapters::of_checkpoint(model, checkpoint)?),
             (None, None) => None,
         };
-        Ok(Self { base_model, saved_base, base, adapters })
+        Self::of(model, base, adapters)
+    }
+
+    /// Opens the sources with which a run began, which its checkpoints record, when the run is resumed. `named` is the path
+    /// of the base, or of a run with adapters, that keys name now, and `adapters` that of adapters. The first adapters are
+    /// opened only if they are `wanted`.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; the sources are no longer those of the record.
+    pub fn open_again(
+        model: &dyn Model,
+        recorded: &AdapterRecord,
+        (named, adapters): (Option<&Path>, Option<&Path>),
+        wanted: bool,
+    ) -> Result<Self, StateError> {
+        // Keys may name the base, or the run that adapted it.
+        let of_named = named.map(adapter_checkpoint).transpose().ok().flatten().flatten();
+        let named_base = match &of_named {
+            Some((_, record)) => record.base.path(),
+            None => named,
+        };
+        let base = recorded.base.find_again(named_base, "its base")?;
+        let first = match &recorded.first {
+            Some(first) if wanted => Some(first.find_again(adapters.or(named), "its first adapters")?),
+            first => first.clone(),
+        };
+        let path = first.as_ref().filter(|_| wanted).and_then(WeightsOrigin::path);
+        let adapters = path.map(|path| SavedAdapters::open(model, path, &base)).transpose()?;
+        let opened = Self::of(model, base, adapters)?;
+        Ok(Self { record: AdapterRecord { first, ..opened.record }, ..opened })
+    }
+
+    fn of(
+        model: &dyn Model,
+        base: WeightsOrigin,
+        adapters: Option<SavedAdapters>,
+    ) -> Result<Self, StateError> {
+        let base_model = model.without_adapters().expect("the model has adapters");
+        let path = base.path().expect("a drawn base is not opened");
+        let saved_base = SavedParameters::open(&*base_model, path)?;
+        let first = adapters.as_ref().map(|adapters| WeightsOrigin::of_directory(adapters.path()));
+        let options = model.adapters().map(AdapterOptions::of);
+        let record = AdapterRecord { base, first: first.transpose()?, options };
+        Ok(Self { base_model, saved_base, record, adapters })
     }
 
     /// Whether adapters are saved, too.
@@ -176,7 +185,7 @@ impl AdaptedParameters {
     ) -> Result<Option<Vec<Array>>, StateError> {
         Ok(match &self.adapters {
             None => None,
-            Some(SavedAdapters::Peft(weights)) => Some(weights.load(runtime, placement, model, None)?),
+            Some(SavedAdapters::Peft { weights, .. }) => Some(weights.load(runtime, placement, model, None)?),
             Some(SavedAdapters::Checkpoint(checkpoint)) => {
                 Some(load_adapters(model, checkpoint, runtime, placement)?)
             }
@@ -193,46 +202,56 @@ impl AdaptedParameters {
         let base = self.load_base(runtime, placement)?;
         let adapters = self.load_adapters(model, runtime, placement)?.unwrap_or_default();
         let arrays = with_adapters(model, base, adapters);
-        let (step, path) = match (&self.adapters, &self.base) {
-            (Some(SavedAdapters::Checkpoint(checkpoint)), _) => {
-                (checkpoint.step(), checkpoint.path().to_owned())
-            }
-            (_, AdapterBase::Saved { path, .. }) => (None, path.clone()),
-            (_, AdapterBase::Drawn { .. }) => unreachable!("a drawn base is refused"),
+        let (step, path) = match &self.adapters {
+            Some(SavedAdapters::Checkpoint(checkpoint)) => (checkpoint.step(), checkpoint.path()),
+            _ => (None, self.record.base.path().expect("a drawn base is not opened")),
         };
-        Ok(LoadedParameters { arrays, step, path, skipped: Vec::new() })
+        Ok(LoadedParameters { arrays, step, path: path.to_owned(), skipped: Vec::new() })
     }
 }
 
 impl SavedAdapters {
-    fn open(model: &dyn Model, path: &Path, base: &AdapterBase) -> Result<Self, StateError> {
+    fn open(model: &dyn Model, path: &Path, base: &WeightsOrigin) -> Result<Self, StateError> {
         if is_peft(path) {
-            return Ok(Self::Peft(Weights::open_adapters(model, path)?));
+            let weights = Box::new(Weights::open_adapters(model, path)?);
+            return Ok(Self::Peft { path: path.to_owned(), weights });
         }
         let Some((checkpoint, recorded)) = adapter_checkpoint(path)? else {
             return Err(StateError::NoAdapters { path: path.to_owned() });
         };
-        recorded.check(base, path)?;
+        recorded.check(model, base, path)?;
+        Self::of_checkpoint(model, checkpoint)
+    }
+
+    fn of_checkpoint(model: &dyn Model, checkpoint: Checkpoint) -> Result<Self, StateError> {
         check_adapters(model, &checkpoint)?;
         Ok(Self::Checkpoint(checkpoint))
     }
+
+    /// The PEFT directory, or the step of the checkpoint.
+    fn path(&self) -> &Path {
+        match self {
+            Self::Peft { path, .. } => path,
+            Self::Checkpoint(checkpoint) => checkpoint.path(),
+        }
+    }
 }
 
-/// The newest undamaged checkpoint at a path, with the base of its adapters; `None` if it holds whole models.
-pub(super) fn adapter_checkpoint(path: &Path) -> Result<Option<(Checkpoint, AdapterBase)>, StateError> {
+/// The newest undamaged checkpoint at a path, with the record of its adapters; `None` if it holds whole models.
+pub(super) fn adapter_checkpoint(path: &Path) -> Result<Option<(Checkpoint, AdapterRecord)>, StateError> {
     if is_hugging_face(path) || is_peft(path) {
         return Ok(None);
     }
     let newest = Checkpoint::open_path(path);
-    let is_adapted = newest.as_ref().is_ok_and(|checkpoint| AdapterBase::of(checkpoint).is_some());
+    let is_adapted = newest.as_ref().is_ok_and(|checkpoint| AdapterRecord::of(checkpoint.custom_metadata()).is_some());
     let newest = match checkpoints_directory(path)?.filter(|_| newest.is_err() || is_adapted) {
         // Adapters are small, so that all their bytes are checked at once.
         Some(directory) => open_latest(&directory)?.map(|latest| latest.value),
         None => Some(newest?),
     };
     Ok(newest.and_then(|checkpoint| {
-        let base = AdapterBase::of(&checkpoint)?;
-        Some((checkpoint, base))
+        let record = AdapterRecord::of(checkpoint.custom_metadata())?;
+        Some((checkpoint, record))
     }))
 }
 
@@ -247,10 +266,21 @@ fn load_adapters(
     reader.read_all(&adapter_arrays(model), other.as_deref(), |_, array| Ok(array))
 }
 
+/// The indices of the parameters of a model that belong to adapters.
+pub fn adapter_indices(model: &dyn Model) -> Vec<usize> {
+    let parameters = model.parameters().into_iter().enumerate();
+    parameters.filter(|(_, (_, spec))| spec.adapter.is_some()).map(|(index, _)| index).collect()
+}
+
 /// The arrays of a model's adapters in checkpoints.
 pub(super) fn adapter_arrays(model: &dyn Model) -> Vec<StateArray> {
-    let arrays = StateArray::parameters(model).into_iter().zip(model.parameters());
-    arrays.filter(|(_, (_, spec))| spec.adapter.is_some()).map(|(array, _)| array).collect()
+    let arrays = StateArray::parameters(model);
+    adapter_indices(model).into_iter().map(|index| arrays[index].clone()).collect()
+}
+
+/// Whether a path holds adapters alone, and no whole model.
+pub fn holds_adapters(path: &Path) -> bool {
+    is_peft(path) || matches!(adapter_checkpoint(path), Ok(Some(_)))
 }
 
 /// The parameters of a model with adapters, in order.

@@ -3,6 +3,8 @@
 mod adapted;
 pub(crate) mod encoded;
 mod layout;
+mod options;
+mod origin;
 pub(crate) mod ranges;
 mod reader;
 mod saved;
@@ -10,8 +12,10 @@ pub(crate) mod state;
 
 use crate::{Model, ModelError, decoder::AdapterConfig, hugging_face::FileTensor};
 
-pub use adapted::{AdaptedParameters, AdapterBase};
+pub use adapted::{AdaptedParameters, AdapterRecord, adapter_indices, holds_adapters};
 pub use layout::{Affine, StoredParameter, StoredSlice, moment_scale};
+pub use options::AdapterOptions;
+pub use origin::WeightsOrigin;
 pub use reader::{StateReader, check_parameters, load_parameters};
 pub use saved::{ArrayUse, LoadedParameters, SavedParameters};
 pub use state::{EXACT_ITEM, StateArray, StateEntries, StateError, parameter_key};

@@ -71,8 +71,8 @@ impl SavedParameters {
             }
             return Ok(Self { path: path.to_owned(), form: Form::Adapted(Box::new(adapted)) });
         }
-        if let Ok(Some((_, base))) = adapter_checkpoint(path) {
-            return Err(StateError::OnlyAdapters { path: path.to_owned(), base: base.to_string() });
+        if let Ok(Some((_, record))) = adapter_checkpoint(path) {
+            return Err(StateError::OnlyAdapters { path: path.to_owned(), base: record.base.to_string() });
         }
         let form = if is_hugging_face(path) {
             Form::Published(Weights::open(model, path)?)

@@ -43,6 +43,10 @@ pub enum StateError {
     )]
     OtherBase { adapters: PathBuf, before: String, now: String },
     #[error(
+        "the run began with {before} as {what}, but {now}\nhint: restore these weights to resume the run, or choose another `run_name` to start a new one"
+    )]
+    OtherOrigin { what: &'static str, before: String, now: String },
+    #[error(
         "`{}` holds adapters alone, and their base `{}` does not exist\nhint: name the base, as in `hf_model_path=/models/base lora.lora_restore_path={}`",
         adapters.display(),
         base.display(),
@@ -70,7 +74,7 @@ pub enum StateError {
     )]
     OnlyAdapters { path: PathBuf, base: String },
     #[error(
-        "the adapters in `{}` have {}\nhint: set {}",
+        "the adapters in `{}` have other options: {}\nhint: leave these keys out, or set {}",
         path.display(),
         differences.join(", "),
         remedies.join(" ")
@@ -106,6 +110,7 @@ impl StateError {
             | Self::OtherTensors { .. }
             | Self::OtherAdapterTensors { .. }
             | Self::OtherBase { .. }
+            | Self::OtherOrigin { .. }
             | Self::NoBase { .. }
             | Self::DrawnBase { .. }
             | Self::NoAdapters { .. }

@@ -7,9 +7,10 @@ use std::{
 };
 
 use mt_models::{
-    ForwardPass, ModelError, StateError, Storage,
+    AdapterOptions, ForwardPass, ModelError, StateError, Storage,
     decoder::Decoder,
     hugging_face::{Weights, write_adapters},
+    peft_modules,
 };
 use mt_nn::merged_weights;
 use mt_runtime::{Array, testing::cpu};
@@ -200,7 +201,7 @@ fn adapters_that_cannot_be_are_refused() {
     };
     let error = opened(&["lora_rank=4", "lora_alpha=5", "use_dora=true"], &peft("llama_six_on_two", "lora"));
     let text = error.to_string();
-    for expected in ["`r` 3, but `lora.lora_rank` is 4", "`lora.lora_rank=3`", "`lora.use_dora=false`"] {
+    for expected in ["`lora.lora_rank` is 3 there and 4 here", "`lora.lora_rank=3`", "`lora.use_dora=false`"] {
         assert!(error.is_user_error() && text.contains(expected), "{text}");
     }
     let other = peft("gemma2_odd_untied", "lora");
@@ -215,6 +216,60 @@ fn adapters_that_cannot_be_are_refused() {
     assert!(text.contains("not used: ") && text.contains("`lora.lora_module_path`"), "{text}");
     let text = opened(&["lora_rank=3", "lora_alpha=7"], &directory.path).to_string();
     assert!(text.contains("adapter_config.json") && text.contains("save_pretrained"), "{text}");
+}
+
+#[test]
+fn options_and_linear_maps_are_those_of_the_directory() {
+    let directory = Directory::open("llama_six_on_two");
+    for (name, variant, keys) in CASES.iter().chain([&SOME]) {
+        let directory = Directory::open(name);
+        let own = AdapterOptions::of(built(&directory, keys).unwrap().adapters().unwrap());
+        let found = AdapterOptions::at(&peft(name, variant)).unwrap().unwrap();
+        assert_eq!(found.settings(), own.settings(), "{name} {variant}");
+        let scan: Vec<&str> = keys.iter().copied().filter(|key| key.starts_with("scan")).collect();
+        let group = directory.group(&scan).unwrap();
+        let modules = peft_modules(&group, &peft(name, variant)).unwrap();
+        let expected = match *variant {
+            "some" => {
+                "decoder/layers_0/self_attention/query|decoder/layers_1/mlp/wo|decoder/layers_1/self_attention/query"
+            }
+            _ => "",
+        };
+        assert_eq!(modules, expected, "{name} {variant}");
+    }
+    // What a file leaves out has PEFT's defaults.
+    let target = tempfile::tempdir().unwrap();
+    let from = peft("llama_six_on_two", "lora");
+    fs::copy(from.join("adapter_model.safetensors"), target.path().join("adapter_model.safetensors")).unwrap();
+    let text = fs::read_to_string(from.join("adapter_config.json")).unwrap();
+    let changed = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+        change(&mut config);
+        fs::write(target.path().join("adapter_config.json"), config.to_string()).unwrap();
+        AdapterOptions::at(target.path()).map(Option::unwrap)
+    };
+    let found = changed(&|config| {
+        for key in ["r", "lora_alpha", "use_dora"] {
+            config.as_object_mut().unwrap().remove(key);
+        }
+    });
+    let found = found.unwrap();
+    assert_eq!((found.rank, found.alpha, found.use_dora), (8, 8.0, false));
+    let model = built(&directory, &["lora_rank=3", "lora_alpha=5"]).unwrap();
+    let error = Weights::open_adapters(&model, target.path()).err().unwrap().to_string();
+    assert!(error.contains("`lora.lora_rank` is 8 there and 3 here"), "{error}");
+    for (key, value) in [
+        ("init_lora_weights", serde_json::json!("pissa_niter_4")),
+        ("init_lora_weights", serde_json::json!("olora")),
+        ("init_lora_weights", serde_json::json!("corda")),
+        ("init_lora_weights", serde_json::json!("loftq")),
+        ("kasa_config", serde_json::json!({"a": 1})),
+        ("r", serde_json::json!("3")),
+    ] {
+        let error = changed(&|config| config[key] = value.clone()).unwrap_err();
+        assert!(error.is_user_error() && error.to_string().contains(key), "{error}");
+    }
+    changed(&|config| config["init_lora_weights"] = "gaussian".into()).unwrap();
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn training(
         progress(Progress::Placements(plan.placements()));
     }
     let [rows, length] = plan.batch_dims();
-    let model = ModelFlops::new(&**plan.model(), rows, length);
+    let model = ModelFlops::new(&plan);
     let formula = Formula { flops: model.step, six_n_d: Some(model.six_n_d), tokens: model.tokens };
     let settings = plan.compile_settings();
     let given = Given { program: &program, made, settings, formula, topology: plan.topology() };

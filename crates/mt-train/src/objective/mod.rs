@@ -10,10 +10,14 @@ mod further_tokens;
 mod next_token;
 mod preference;
 
-use std::{borrow::Cow, path::PathBuf, sync::Arc};
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use mt_config::{PreferenceAlgorithm, TrainConfig, TrainingObjective};
-use mt_models::Model;
+use mt_models::{Model, holds_adapters};
 use mt_nn::SequenceOrder;
 use mt_shape::{Axis, DType};
 use mt_trace::Tensor;
@@ -107,6 +111,8 @@ pub enum FrozenSource {
     Loaded { model: Arc<dyn Model>, path: PathBuf },
     /// The trained model with other parameters, from the checkpoint or Hugging Face directory at the path.
     OtherValues(PathBuf),
+    /// The base of the trained model, whose arrays it uses, without adapters.
+    WithoutAdapters { model: Arc<dyn Model> },
 }
 
 impl FrozenModel {
@@ -114,8 +120,21 @@ impl FrozenModel {
     pub(crate) fn model<'a>(&'a self, trained: &'a dyn Model) -> &'a dyn Model {
         match &self.source {
             FrozenSource::FirstValues | FrozenSource::OtherValues(_) => trained,
-            FrozenSource::Loaded { model, .. } => &**model,
+            FrozenSource::Loaded { model, .. } | FrozenSource::WithoutAdapters { model } => &**model,
         }
+    }
+
+    /// The model beside `trained`, which has the base at `base`. If the trained model has adapters and a path names a whole
+    /// model, the frozen model has no adapters; if that is the base, it shares all its arrays.
+    pub(crate) fn beside(self, trained: &dyn Model, base: Option<&Path>) -> Self {
+        let FrozenSource::OtherValues(path) = &self.source else { return self };
+        let Some(plain) = trained.without_adapters().filter(|_| !holds_adapters(path)) else { return self };
+        let whole = |path: &Path| path.canonicalize().ok();
+        let source = match whole(path).is_some() && whole(path) == base.and_then(whole) {
+            true => FrozenSource::WithoutAdapters { model: plain.into() },
+            false => FrozenSource::Loaded { model: plain.into(), path: path.clone() },
+        };
+        Self { source, ..self }
     }
 }
 

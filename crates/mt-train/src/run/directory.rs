@@ -13,7 +13,8 @@ use mt_runtime::Runtime;
 use super::{Ending, TrainReport};
 use crate::{
     TrainError, TrainPlan,
-    restore::{Resume, check_frozen, check_sources},
+    restore::{Resume, check_sources},
+    sources::{Sources, recorded_in},
     state::steps_done,
     train_loop::Progress,
 };
@@ -64,8 +65,13 @@ impl RunDirectory {
                 )?;
             }
         }
-        plan.loss.frozen.iter().try_for_each(|frozen| check_frozen(frozen, &*plan.model))?;
         Ok(directory)
+    }
+
+    /// Opens the weights that the run uses and does not save: those that its checkpoints record, or, for a new run, those
+    /// that the configuration names.
+    pub fn sources(&self, plan: &TrainPlan) -> Result<Sources, TrainError> {
+        Sources::open(plan, recorded_in(self.manager.directory())?.as_ref())
     }
 
     /// The report of a run whose steps were all done before.

@@ -95,6 +95,7 @@ pub fn train(
     if let Some(report) = directory.finished_before(&plan)? {
         return Ok(report);
     }
+    let sources = directory.sources(&plan)?;
     let goodput = monitor.open_record(&plan.settings.run);
     let _stacks = stack_recorder(&plan.settings, &options.observer)?;
     let schedule = Schedule::new(&plan, &runtime)?;
@@ -109,7 +110,7 @@ pub fn train(
     let observer = &options.observer;
     let evaluation_rows = data.evaluation.is_some().then_some(schedule.evaluation_rows);
     let resume = directory.resume();
-    let start = Start { plan: plan.clone(), runtime: runtime.clone(), observer };
+    let start = Start { plan: plan.clone(), runtime: runtime.clone(), observer, sources };
     let (trainer, resumed) = start.run(traced, evaluation_rows, resume, &monitor.timeline)?;
     if let Some(signal) = stop.received() {
         return Ok(directory.stopped(signal));

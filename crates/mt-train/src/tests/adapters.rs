@@ -8,7 +8,10 @@ use mt_data::{
     Batch, NamedArray,
     arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
 };
-use mt_models::hugging_face::{settings_of, write_adapters};
+use mt_models::{
+    adapter_indices,
+    hugging_face::{settings_of, write_adapters},
+};
 use mt_runtime::{Array, Platform, testing::cpu};
 use mt_shape::{DType, DeviceAttributes, HostArray};
 use mt_testing::{merged, relative_error};
@@ -111,11 +114,10 @@ fn check_steps(model: &str, variant: &str, keys: &[&str]) {
         let (loss, expected) = (metrics.get(names::LOSS).unwrap(), golden.read("loss").unwrap().to_f64()[0]);
         assert!(step > 0 || (loss - expected).abs() <= 1e-5 * expected, "{loss}, not {expected}");
     }
-    let specs = trained.parameters();
-    let of_adapters = trainer.parameters().unwrap().iter().zip(&specs);
-    let copies: Vec<Array> = of_adapters
-        .filter(|(_, (_, spec))| spec.adapter.is_some())
-        .map(|(array, _)| Array::from_host(cpu(1), &array.to_host().unwrap(), array.sharding()).unwrap())
+    let parameters = trainer.parameters().unwrap();
+    let adapted = adapter_indices(&*trained).into_iter().map(|index| &parameters[index]);
+    let copies: Vec<Array> = adapted
+        .map(|array| Array::from_host(cpu(1), &array.to_host().unwrap(), array.sharding()).unwrap())
         .collect();
     let written = tempfile::tempdir().unwrap();
     write_adapters(&*trained, &copies, "", written.path()).unwrap();

@@ -57,6 +57,29 @@ fn a_step_does_what_the_formula_says() {
     assert_near(step(&[DENSE, "remat_policy=none"], 1).all_products(), formula, 0.01);
 }
 
+/// Frozen weights have no gradients, and a reference only a forward pass.
+#[test]
+fn frozen_weights_and_references_are_counted() {
+    let lora = ["lora.enable_lora=true", "lora.lora_rank=4", "lora.lora_alpha=8", DENSE, UNROLLED];
+    let plain = [&lora[..], &["remat_policy=none"]].concat();
+    let flops = Setup::new(&plain, 1).model.flops();
+    // The first projections need no gradient of their inputs, which follow from the frozen table.
+    let first = 2.0 * TOKENS * (32 * 32 + 2 * 32 * 16 + 3 * 32 * 4) as f64;
+    let formula = flops.training_step(NUM_ROWS, LENGTH) + 3.0 * 2.0 * ATTENTION / 2.0 - first;
+    assert_near(step(&plain, 1).all_products(), formula, 0.01);
+    assert!(flops.training_step(NUM_ROWS, LENGTH) < 0.75 * 3.0 * flops.forward(NUM_ROWS, LENGTH));
+
+    let pairs = ["use_dpo=true", "dataset_type=synthetic", "packing=false"];
+    for keys in [&[DENSE, UNROLLED, "remat_policy=none"][..], &plain] {
+        let setup = Setup::new(&[keys, &pairs].concat(), 1);
+        let counted = setup.programs().train_step(NUM_ROWS).unwrap().program.counts.all_products();
+        // Two sequences a row; the mask of attention is causal in both models.
+        let attention = (3.0 + 1.0) * 2.0 * 2.0 * ATTENTION / 2.0;
+        let unused = if keys.len() == plain.len() { 2.0 * first } else { 0.0 };
+        assert_near(counted, setup.plan().step_flops(NUM_ROWS) + attention - unused, 0.01);
+    }
+}
+
 #[test]
 fn scanning_splitting_and_tiling_change_no_count() {
     let kinds: [&[&str]; 3] = [&[DENSE], &[DENSE, "remat_policy=minimal"], &["attention=flash"]];

@@ -112,6 +112,10 @@ impl Setup {
         plan(&self.settings, platform, self.num_devices).programs()
     }
 
+    pub fn plan(&self) -> TrainPlan {
+        plan(&self.settings, Platform::Cpu, self.num_devices)
+    }
+
     pub fn layout(&self) -> StateLayout {
         Arc::into_inner(self.programs().layout).expect("no one else has the layout")
     }

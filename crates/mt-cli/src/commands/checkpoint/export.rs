@@ -11,7 +11,7 @@ use mt_config::{LoadConfig, ModelGroup, TokenizerChoice, TokenizerGroup, tokeniz
 use mt_data::Tokenizer;
 use mt_engine::{LoadedAdapters, MERGE_PROGRAM, load_adapters, load_model};
 use mt_models::{
-    AdapterBase, ModelError, Storage, build_decoder,
+    ModelError, Storage, build_decoder,
     hugging_face::{
         check_described, config_of, context_length, description_path, write_adapters, write_weights,
     },
@@ -96,10 +96,7 @@ fn export_adapters(source: &Source, directory: &Path, has_type: bool) -> Result<
     }
     let load = LoadConfig::from_config(&source.config)?;
     let LoadedAdapters { model, adapters, base } = load_adapters(&load, &mut say_installation)?;
-    let path = match &base {
-        AdapterBase::Saved { path, .. } => path.to_string_lossy().into_owned(),
-        AdapterBase::Drawn { .. } => String::new(),
-    };
+    let path = base.path().unwrap_or(Path::new("")).to_string_lossy();
     let written = write_adapters(&*model, &adapters, &path, directory)?;
     print(&format!(
         "wrote {} of adapters (float32) in PEFT's format to `{}`, for the base `{path}`",

@@ -11,7 +11,7 @@ use mt_engine::check_checkpoint;
 use mt_models::hugging_face::HuggingFaceConfig;
 
 use crate::{
-    commands::{WEIGHTS_KEYS, over_run, published, resolve, warn},
+    commands::{WEIGHTS_KEYS, over_run, published, resolve, warn, with_adapter_settings},
     failure::Failure,
 };
 
@@ -76,7 +76,7 @@ pub fn configure(arguments: Vec<String>) -> Result<(Config, Source), Failure> {
     let run = run_directory_of(path);
     let config = match &run {
         Some(run) => over_trained(request, &given, run)?,
-        None => given,
+        None => with_adapter_settings(given)?,
     };
     let config = admitting_prompts(config, |entry| is_set_here(entry, run.as_deref()));
     warn(&config);
@@ -92,7 +92,7 @@ fn over_trained(request: ConfigRequest, given: &Config, run: &Path) -> Result<Co
     if !is_default("tokenizer_path") && is_default("tokenizer_type") {
         request.arguments.push("tokenizer_type=huggingface".to_owned());
     }
-    let config = Config::resolve(&request)?;
+    let config = resolve(&request)?;
     let trained = Config::resolve(&ConfigRequest::default().over_saved(saved_config_path(run)))?;
     note_length(&config, size(&trained, "max_target_length"));
     Ok(config)

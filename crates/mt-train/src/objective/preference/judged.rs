@@ -104,6 +104,10 @@ impl Objective for JudgedAnswers {
     }
 
     fn data(&self, request: &DataRequest<'_>) -> Result<RunData, TrainError> {
+        let rows = if request.evaluates { request.rows.min(request.evaluation_rows) } else { request.rows };
+        if self.estimates_divergence() && rows < 2 {
+            return Err(TrainError::SingleJudgedAnswer);
+        }
         request.preference_data()
     }
 
