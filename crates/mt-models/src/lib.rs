@@ -25,7 +25,7 @@ pub use model::{
     Forward, ForwardPass, GenerationState, Hidden, Kept, Model, ModelError, StateSpec, Tokens, build,
 };
 pub use storage::{
-    AdaptedParameters, AdapterBase, Affine, ArrayUse, EXACT_ITEM, LoadedParameters, SavedParameters,
+    AdaptedParameters, AdapterBase, Affine, ArrayUse, EXACT_ITEM, FirstParameters, LoadedParameters, SavedParameters,
     StateArray, StateEntries, StateError, StateReader, Storage, StoredParameter, StoredSlice,
     check_parameters, load_parameters, moment_scale, parameter_key,
 };

@@ -21,6 +21,7 @@ mod pipeline;
 mod pipelines;
 mod placement;
 mod preference;
+mod reward;
 mod quantization;
 mod reinforcement;
 mod remat;

@@ -30,6 +30,7 @@ use mt_config::{AttentionType, DecoderBlock, ModelGroup};
 use mt_nn::{AdapterArray, ParamSpec, RotaryScaling, attention::MaskSpec};
 use mt_shape::Path;
 
+pub(crate) use names::SCORE;
 pub use names::{Along, Fused, FusedOrder, Layout, Placeholder, Portion, TensorName};
 
 use crate::{
@@ -181,8 +182,8 @@ impl Family {
                 let (path, spec) = spec.stored_form(path);
                 let parameter = Parameter::of(&segments, &path, &spec);
                 match spec.adapter {
+                    Some(AdapterArray::Whole) | None => self.stored(config, &parameter, &spec),
                     Some(array) => self.stored_adapter(config, parameter, &spec, array),
-                    None => self.stored(config, &parameter, &spec),
                 }
             })
             .collect()
@@ -203,7 +204,7 @@ impl Family {
         }
         match array {
             AdapterArray::A => StoredParameter { scale: 1.0, interleaved: false, ..stored },
-            AdapterArray::B | AdapterArray::Magnitude => stored,
+            AdapterArray::B | AdapterArray::Magnitude | AdapterArray::Whole => stored,
         }
     }
 
@@ -300,6 +301,7 @@ impl Family {
             let renames = [
                 ("final_norm", "decoder.decoder_norm"),
                 ("head", "decoder.logits_dense"),
+                ("score", "decoder.score"),
                 ("hc_head", "decoder.hc_head"),
                 ("positions.table", "decoder.position_embedder.embedding"),
                 ("per_layer", "decoder.per_layer"),

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use mt_nn::AdapterArray;
 use serde_json::{Map, Value, json};
 
 use super::FileTensor;
@@ -39,7 +40,6 @@ pub(super) fn check_config(model: &dyn Model, directory: &Path) -> Result<(), St
     for key in [
         "rank_pattern",
         "alpha_pattern",
-        "modules_to_save",
         "trainable_token_indices",
         "lora_bias",
         "target_parameters",
@@ -52,12 +52,35 @@ pub(super) fn check_config(model: &dyn Model, directory: &Path) -> Result<(), St
             return Err(refused(format!("`{key}` is `{}`, which is not built", of(key)), hint));
         }
     }
+    check_whole_modules(model, of("modules_to_save"))
+        .map_err(|problem| refused(problem, "save the adapters without other whole modules"))?;
     if of("bias") != "none" && !of("bias").is_null() {
         let hint = "train the adapters with `bias=\"none\"`";
         return Err(refused(format!("`bias` is {}, which is not built", of("bias")), hint));
     }
     let adapters = model.adapters().expect("the model has adapters");
     check_options(adapters, &of, directory)
+}
+
+/// The modules that are trained and saved whole.
+fn whole_modules(model: &dyn Model) -> Vec<String> {
+    let whole =
+        model.parameters().into_iter().filter(|(_, spec)| spec.adapter == Some(AdapterArray::Whole));
+    let mut modules: Vec<String> = whole.map(|(path, _)| path.parent().to_string()).collect();
+    modules.dedup();
+    modules
+}
+
+/// Compares the modules that PEFT saved whole with the model's. PEFT names those that a classifier may have, by default.
+fn check_whole_modules(model: &dyn Model, named: &Value) -> Result<(), String> {
+    const OF_CLASSIFIERS: [&str; 2] = ["classifier", "score"];
+    let named: Vec<&str> = named.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let own = whole_modules(model);
+    let is_known = |name: &&str| own.iter().any(|module| module == name) || (!own.is_empty() && OF_CLASSIFIERS.contains(name));
+    match named.iter().find(|name| !is_known(name)) {
+        Some(name) => Err(format!("`modules_to_save` names `{name}`, which this model does not train whole")),
+        None => Ok(()),
+    }
 }
 
 /// Compares the options of a directory's adapters with those of the model's.
@@ -102,6 +125,13 @@ pub(super) fn config_text(model: &dyn Model, base: &str) -> Result<String, Model
         let is_adapted = module.is_some_and(|module| modules.contains(&module));
         is_adapted && tensor.parts.iter().any(|part| matches!(part.layout, Layout::Same(1..)))
     };
+    let whole = whole_modules(model);
+    let has_bias = |(path, _): &(mt_shape::Path, mt_nn::ParamSpec)| path.to_string() == "score.bias";
+    let task_type = match (whole.is_empty(), model.parameters().iter().any(has_bias)) {
+        (true, _) => "CAUSAL_LM",
+        (false, false) => "SEQ_CLS",
+        (false, true) => "TOKEN_CLS",
+    };
     let alpha = if alpha.fract() == 0.0 { json!(*alpha as u64) } else { json!(alpha) };
     let config = json!({
         "alpha_pattern": {},
@@ -114,12 +144,12 @@ pub(super) fn config_text(model: &dyn Model, base: &str) -> Result<String, Model
         "layers_to_transform": null,
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
-        "modules_to_save": null,
+        "modules_to_save": if whole.is_empty() { Value::Null } else { json!(whole) },
         "peft_type": "LORA",
         "r": adapter.rank,
         "rank_pattern": {},
         "target_modules": target_modules(&modules, &of_base),
-        "task_type": "CAUSAL_LM",
+        "task_type": task_type,
         "use_dora": adapter.has_magnitude,
         "use_rslora": is_rank_stabilized,
     });

@@ -100,6 +100,8 @@ impl std::fmt::Display for AdapterBase {
 pub struct AdaptedParameters {
     base_model: Box<dyn Model>,
     saved_base: SavedParameters,
+    /// Whether the model has the head of its base.
+    keeps_head: bool,
     /// The base, as checkpoints of the adapters record it.
     pub base: AdapterBase,
     adapters: Option<SavedAdapters>,
@@ -121,6 +123,8 @@ impl AdaptedParameters {
     /// The model has no adapters.
     pub fn open(model: &dyn Model, path: &Path, adapters: Option<&Path>) -> Result<Self, StateError> {
         let base_model = model.without_adapters().expect("the model has adapters");
+        // The head of a reward model is trained beside the adapters.
+        let base_model = base_model.language_model().unwrap_or(base_model);
         let of_path = adapter_checkpoint(path)?;
         let base = match &of_path {
             None => AdapterBase::at(path)?,
@@ -148,7 +152,8 @@ impl AdaptedParameters {
             }
             (None, None) => None,
         };
-        Ok(Self { base_model, saved_base, base, adapters })
+        let keeps_head = model.language_model().is_none();
+        Ok(Self { base_model, saved_base, keeps_head, base, adapters })
     }
 
     /// Whether adapters are saved, too.
@@ -161,7 +166,10 @@ impl AdaptedParameters {
     /// # Errors
     /// Files are damaged or cannot be read.
     pub fn load_base(&self, runtime: &Runtime, placement: &Placement) -> Result<Vec<Array>, StateError> {
-        Ok(self.saved_base.load(&*self.base_model, runtime, placement, ArrayUse::Read)?.arrays)
+        let arrays = self.saved_base.load(&*self.base_model, runtime, placement, ArrayUse::Read)?.arrays;
+        let paths = self.base_model.parameters().into_iter().map(|(path, _)| path.to_string());
+        let is_needed = |path: &str| !path.starts_with("head.") || self.keeps_head;
+        Ok(arrays.into_iter().zip(paths).filter(|(_, path)| is_needed(path)).map(|(array, _)| array).collect())
     }
 
     /// Reads the adapters onto the devices, in order; `None` if none are saved.
