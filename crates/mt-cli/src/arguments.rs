@@ -1,5 +1,7 @@
 //! The command line.
 
+mod preference;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -10,6 +12,9 @@ use crate::{
     commands::{checkpoint::parse_bytes, estimate::parse_percent},
     failure::Failure,
 };
+
+use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
+pub use preference::{Reward, RewardCommand, RewardScore};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -73,22 +78,6 @@ Examples:
 
 See also:
   maxtext data show …   the tokens of conversations, and which have a loss";
-
-const DPO: &str = "\
-Trains a model on preferences between answers, or resumes the run that
-`run_name` names.
-
-This is `maxtext train post_train/dpo.yml`: MaxText's settings lie below your
-files and keys, without the model that they name. Each line or row of your files
-is a pair of answers, or one judged answer. `dpo.algo` and `dpo.loss_type`
-select the loss.";
-
-const DPO_EXAMPLES: &str = "\
-Examples:
-  maxtext dpo load_parameters_path=maxtext_output/tuned run_name=preferred \\
-      hf_train_files='pairs/*.jsonl' train_data_columns=[prompt,chosen,rejected]
-  maxtext dpo hf_model_path=Qwen3-0.6B hf_train_files=pairs.parquet \\
-      dpo.algo=orpo lora.enable_lora=true";
 
 const CHAT: &str = "\
 Holds a conversation with a model in the terminal.
@@ -401,6 +390,9 @@ pub enum Command {
     /// Train a model on preferences between answers
     #[command(long_about = DPO, after_help = DPO_EXAMPLES)]
     Dpo(Settings),
+    /// Train a model that judges answers, or score answers with it
+    #[command(long_about = REWARD, after_help = REWARD_EXAMPLES)]
+    Reward(Reward),
     /// Continue prompts with a trained model
     #[command(long_about = DECODE, after_help = DECODE_EXAMPLES)]
     Decode(Decode),

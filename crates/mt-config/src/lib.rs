@@ -37,9 +37,10 @@ pub use groups::{
     LoraGroup, MambaGroup, MatmulPrecision, MlpActivation, ModelGroup, MonitorGroup, ObjectiveGroup,
     OptimizerGroup, OptimizerSpace, OptimizerSpaceChoice, OptimizerType, OrpoForm, PackingType, Parallelism,
     PlacementGroup, PositionGroup, PreferenceAlgorithm, PreferenceGroup, PreferenceLoss, RecordKind,
-    RematGroup, RematPolicy, RopeType, RoutedScores, RunGroup, SamplingStrategy, TensorLocation,
-    TokenizerChoice, TokenizerGroup, TokenizerType, TrainConfig, TrainingObjective, WsdDecayStyle,
-    is_published_model, run_directory_of, saved_config_path, token_numbers_path, tokenizer_directory,
+    RematGroup, RematPolicy, RewardGroup, RewardType, RopeType, RoutedScores, RunGroup, SamplingStrategy,
+    TensorLocation, TokenizerChoice, TokenizerGroup, TokenizerType, TrainConfig, TrainingObjective,
+    WsdDecayStyle, is_published_model, run_directory_of, saved_config_path, token_numbers_path,
+    tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use named::{Named, model_names, nearest_names, preset_names};

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// A command that trains with a preset: `maxtext sft …` is `maxtext train post_train/sft.yml …`, and `maxtext dpo …` is
-/// `maxtext train post_train/dpo.yml …` without the model that this file names.
+/// `maxtext train post_train/dpo.yml …` without the model that this file names. `reward.yml` is this project's own.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PresetCommand {
     pub name: &'static str,
@@ -35,6 +35,13 @@ pub static PRESET_COMMANDS: &[PresetCommand] = &[
         preset: "post_train/dpo",
         sets: &[("use_dpo", true)],
         leaves_out: &["model_name", "tokenizer_path", "tokenizer_type"],
+        quick_start: &[],
+    },
+    PresetCommand {
+        name: "reward",
+        preset: "reward",
+        sets: &[("use_reward", true)],
+        leaves_out: &[],
         quick_start: &[],
     },
 ];

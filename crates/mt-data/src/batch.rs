@@ -12,6 +12,9 @@ use mt_shape::{DType, HostArray};
 /// no position predicts across a document's end. Segmentation 0 marks padding, which has no attention and no loss.
 /// Segments are numbered from 1 in each row, and positions restart at 0 with each segment. If a document is split over
 /// several rows, its later pieces do too, because they do not see the earlier ones.
+///
+/// Sequences with rewards end with a token that is only a target. Targets with a loss mark the positions of rewards, and are
+/// the classes of steps.
 pub mod arrays {
     /// Token ids that the model reads.
     pub const INPUTS: &str = "inputs";
@@ -23,7 +26,7 @@ pub mod arrays {
     pub const TARGETS: &str = "targets";
     /// The segment of each target; 0 if the target has no loss.
     pub const TARGETS_SEGMENTATION: &str = "targets_segmentation";
-    /// Whether each judged answer is desirable, `f32[rows]`: 1 or 0.
+    /// Whether each judged answer is desirable, 1 or 0, or the margin of each pair of answers with rewards: `f32[rows]`.
     pub const LABELS: &str = "labels";
 }
 
@@ -135,6 +138,12 @@ impl TextRows {
             self.segmentation[index] = segment as i32;
             self.targets_segmentation[index] = if has_loss(offset) { segment as i32 } else { 0 };
         }
+    }
+
+    /// Replaces the targets from column `start` of a row on.
+    pub fn write_targets(&mut self, (row, sequence): (usize, usize), start: usize, targets: &[i32]) {
+        let base = (row * self.sequences + sequence) * self.length + start;
+        self.targets[base..base + targets.len()].copy_from_slice(targets);
     }
 
     /// The finished batch. If all targets have a loss, inputs and targets share one array of segments.

@@ -77,9 +77,52 @@ pub fn save_instructions(path: &Path, instructions: &[Instruction]) -> Result<()
     })
 }
 
+/// Writes questions with their right answers and a wrong answer to each as preference pairs, one JSON object with `prompt`,
+/// `chosen` and `rejected` per line, atomically. A wrong answer has the letters in the other order, or another letter.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn save_instruction_pairs(path: &Path, instructions: &[Instruction]) -> Result<()> {
+    replace(path, |file| {
+        for (index, instruction) in instructions.iter().enumerate() {
+            let message = |role: &str, content: &str| json!([{"role": role, "content": content}]);
+            let pair = json!({
+                "prompt": message("user", &instruction.question),
+                "chosen": message("assistant", &instruction.answer),
+                "rejected": message("assistant", &wrong_answer(&instruction.answer, index as u64)),
+            });
+            writeln!(file, "{pair}")?;
+        }
+        Ok(())
+    })
+}
+
+/// The `index`-th wrong answer: the letters of the right one in the other order, or with one replaced.
+fn wrong_answer(answer: &str, index: u64) -> String {
+    let random = key(&[u64::from_le_bytes(*b"rejected"), index]);
+    let reversed: String = answer.chars().rev().collect();
+    if random.is_multiple_of(2) && reversed != answer {
+        return reversed;
+    }
+    let place = 2 * ((random >> 8) % 3) as usize;
+    let mut letters = answer.as_bytes().to_vec();
+    let shift = 1 + (random >> 16) % 25;
+    letters[place] = b'a' + (letters[place] - b'a' + shift as u8) % 26;
+    letters.into_iter().map(char::from).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wrong_answers_are_never_right() {
+        for (index, instruction) in instructions(Split::Evaluation).iter().enumerate() {
+            let wrong = wrong_answer(&instruction.answer, index as u64);
+            assert_ne!(wrong, instruction.answer);
+            assert_eq!(wrong.len(), instruction.answer.len());
+        }
+    }
 
     #[test]
     fn held_out_answers_do_not_occur_in_training() {

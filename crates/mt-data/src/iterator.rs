@@ -67,6 +67,8 @@ struct Piece {
     tokens: Vec<i32>,
     /// Whether the target of each pair of consecutive tokens has a loss; empty if all have one.
     has_loss: Vec<bool>,
+    /// The classes that replace the targets; empty if tokens are targets.
+    classes: Vec<i32>,
 }
 
 impl Piece {
@@ -75,12 +77,14 @@ impl Piece {
         Self {
             tokens: document.tokens[start..=start + count].to_vec(),
             has_loss: document.trained.get(start + 1..=start + count).unwrap_or_default().to_vec(),
+            classes: document.classes.get(start + 1..=start + count).unwrap_or_default().to_vec(),
         }
     }
 
     fn write(&self, batch: &mut TextRows, place: (usize, usize), start: usize, segment: usize) {
         let has_loss = |pair: usize| self.has_loss.get(pair).copied().unwrap_or(true);
         batch.write_segment(place, start, segment, &self.tokens, has_loss);
+        batch.write_targets(place, start, &self.classes);
     }
 }
 
@@ -318,11 +322,14 @@ impl TrainIterator {
         }
     }
 
-    /// Random tokens. The answers of preference data, in every other row a desirable one, are the second half.
+    /// Random tokens. The answers of preference data, in every other row a desirable one, are the second half. The last
+    /// token of a row has its only reward.
     fn synthetic_row(&self, vocab_size: usize) -> Row {
         let row_key = key(&[self.options.seed, self.rows]);
         let length = self.options.length;
-        let is_preference = self.options.examples != Examples::Documents;
+        let examples = self.options.examples;
+        let is_preference = examples != Examples::Documents;
+        let has_rewards = matches!(examples, Examples::RankedAnswers | Examples::JudgedSteps);
         let answer = if is_preference { length.div_ceil(2) } else { 0 };
         let piece = |sequence: u64| {
             let token = |column: usize| {
@@ -332,11 +339,17 @@ impl TrainIterator {
             let num_marked = if is_preference { length } else { 0 };
             Piece {
                 tokens: (0..=length).map(token).collect(),
-                has_loss: (1..=num_marked).map(|column| column >= answer).collect(),
+                has_loss: (1..=num_marked)
+                    .map(|column| if has_rewards { column == length } else { column >= answer })
+                    .collect(),
+                classes: match examples {
+                    Examples::JudgedSteps => vec![(self.rows % 2) as i32; length],
+                    _ => Vec::new(),
+                },
             }
         };
-        let second = (self.options.examples == Examples::Pairs).then(|| piece(1));
-        let label = if is_preference { (self.rows % 2) as f32 } else { 0.0 };
+        let second = (examples.sequences() == 2).then(|| piece(1));
+        let label = if examples == Examples::JudgedAnswers { (self.rows % 2) as f32 } else { 0.0 };
         Row { filled: length, bytes: 0, segments: vec![piece(0)], second, label }
     }
 

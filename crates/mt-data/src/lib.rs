@@ -55,11 +55,13 @@ mod watch;
 
 pub use batch::{Batch, NamedArray, arrays};
 pub use chat::{ChatTemplate, Message};
-pub use conversation::{AddedEnds, ConversationColumns, Conversations, ExampleCounts, PromptLimit};
+pub use conversation::{
+    AddedEnds, ConversationColumns, Conversations, ExampleCounts, PromptLimit, RewardColumns,
+};
 pub use error::{DataError, Result};
 pub use evaluation::{EvaluationBatches, EvaluationSet};
 pub use files::expand as expand_patterns;
-pub use instructions::{Instruction, instructions, save_instructions};
+pub use instructions::{Instruction, instructions, save_instruction_pairs, save_instructions};
 pub use iterator::TrainIterator;
 pub use masking::{BlockMasking, MaskedHeldOut, MaskedSource};
 pub use mismatched::{MismatchedHeldOut, MismatchedSource};

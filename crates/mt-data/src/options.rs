@@ -35,20 +35,24 @@ pub enum Examples {
     JudgedAnswers,
     /// One pair of answers, in two sequences.
     Pairs,
+    /// One pair of answers, in two sequences, whose last tokens have rewards, with the margin.
+    RankedAnswers,
+    /// One answer, whose steps have classes.
+    JudgedSteps,
 }
 
 impl Examples {
     /// The sequences of a row.
     pub const fn sequences(self) -> usize {
         match self {
-            Self::Documents | Self::JudgedAnswers => 1,
-            Self::Pairs => 2,
+            Self::Documents | Self::JudgedAnswers | Self::JudgedSteps => 1,
+            Self::Pairs | Self::RankedAnswers => 2,
         }
     }
 
-    /// Whether rows have verdicts.
+    /// Whether rows have verdicts or margins.
     pub const fn have_labels(self) -> bool {
-        matches!(self, Self::JudgedAnswers)
+        matches!(self, Self::JudgedAnswers | Self::RankedAnswers)
     }
 }
 

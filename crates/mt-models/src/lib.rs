@@ -25,8 +25,8 @@ pub use model::{
     Forward, ForwardPass, GenerationState, Hidden, Kept, Model, ModelError, StateSpec, Tokens, build,
 };
 pub use storage::{
-    AdaptedParameters, AdapterOptions, AdapterRecord, Affine, ArrayUse, EXACT_ITEM, LoadedParameters,
-    SavedParameters, StateArray, StateEntries, StateError, StateReader, Storage, StoredParameter,
-    StoredSlice, WeightsOrigin, adapter_indices, check_parameters, holds_adapters, load_parameters, moment_scale,
-    parameter_key,
+    AdaptedParameters, AdapterOptions, AdapterRecord, Affine, ArrayUse, EXACT_ITEM, FirstParameters,
+    LoadedParameters, SavedParameters, StateArray, StateEntries, StateError, StateReader, Storage,
+    StoredParameter, StoredSlice, WeightsOrigin, adapter_indices, check_parameters, holds_adapters,
+    load_parameters, moment_scale, parameter_key,
 };

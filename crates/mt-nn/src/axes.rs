@@ -44,6 +44,8 @@ pub const ROW: &str = "row";
 pub const SLOT: &str = "slot";
 /// Tokens of the vocabulary.
 pub const VOCAB: &str = "vocab";
+/// Scores of a reward model: those of an ensemble, or of the classes of a step.
+pub const SCORE: &str = "score";
 /// Decoder layers.
 pub const LAYERS: &str = "layers";
 /// Half of the width of a head: the pairs that rotary embeddings rotate.

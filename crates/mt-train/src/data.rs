@@ -9,9 +9,9 @@ use mt_config::{
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, ChatTemplate, CompressedVocabulary, ConversationColumns,
     Conversations, DataError, Dataset, DatasetOptions, EvaluationSet, Examples, HeldOut, MismatchedHeldOut,
-    MismatchedSource, Packing, PromptLimit, RecordFormat, Remainder, Source, Split, Targets, TextDocument,
-    Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte, instructions, repository_documents,
-    save_documents, save_instructions, train_bpe,
+    MismatchedSource, Packing, PromptLimit, RecordFormat, Remainder, RewardColumns, Source, Split, Targets,
+    TextDocument, Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte, instructions,
+    repository_documents, save_documents, save_instruction_pairs, save_instructions, train_bpe,
 };
 
 use crate::{Observer, TrainError, events, objective::Objective};
@@ -122,6 +122,8 @@ impl DataRequest<'_> {
         let examples = match self.data.records() {
             Some(RecordKind::Pairs) => Examples::Pairs,
             Some(RecordKind::JudgedAnswers) => Examples::JudgedAnswers,
+            Some(RecordKind::RankedAnswers) => Examples::RankedAnswers,
+            Some(RecordKind::JudgedSteps) => Examples::JudgedSteps,
             Some(RecordKind::Conversations) | None => Examples::Documents,
         };
         let form = |columns: Vec<String>| {
@@ -193,6 +195,14 @@ impl DataRequest<'_> {
             RecordKind::JudgedAnswers => {
                 Conversations::preference(ConversationColumns::of_judged(columns)?, template, prompts)
             }
+            RecordKind::RankedAnswers => Conversations::with_rewards(
+                RewardColumns::of_pairs(columns, self.data.margin_column.clone())?,
+                template,
+            ),
+            RecordKind::JudgedSteps => {
+                let (separator, last_only) = (&self.data.step_separator, self.data.train_on_last_step_only);
+                Conversations::with_rewards(RewardColumns::of_steps(columns, separator, last_only)?, template)
+            }
         })
     }
 
@@ -248,7 +258,11 @@ impl DataRequest<'_> {
             Some(Source::Records { format, columns, .. })
                 if self.data.format() == Some(DataFormat::Instructions) =>
             {
-                let file = self.own_copy(split, |file| save_instructions(file, &instructions(split)))?;
+                let save = match self.data.records() {
+                    Some(RecordKind::Pairs | RecordKind::RankedAnswers) => save_instruction_pairs,
+                    _ => save_instructions,
+                };
+                let file = self.own_copy(split, |file| save(file, &instructions(split)))?;
                 Ok(Some(Source::Records { files: vec![file], format, columns }))
             }
             source => Ok(source),
@@ -345,6 +359,8 @@ pub fn local_source(data: &DataGroup, split: Split, repository: &Path) -> Option
                 RecordFormat::JsonLines
             }
         };
+        let margin = data.margin_column.clone().filter(|_| data.records() == Some(RecordKind::RankedAnswers));
+        let columns = columns.into_iter().chain(margin).collect();
         return Some(Source::Records { files, format, columns });
     }
     let column = columns.first().cloned().unwrap_or_default();

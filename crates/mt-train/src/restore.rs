@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use mt_checkpoint::{Checkpoint, CheckpointManager, SkippedStep, latest_valid};
 use mt_config::CheckpointGroup;
 use mt_data::Position;
-use mt_models::{AdaptedParameters, ArrayUse, Model, SavedParameters, adapter_indices};
+use mt_models::{AdaptedParameters, ArrayUse, FirstParameters, Model, SavedParameters, adapter_indices};
 use mt_nn::Initializer;
 use mt_runtime::{Array, Platform, Runtime, kernels_in_use};
 use mt_shape::Placement;
@@ -75,7 +75,7 @@ pub(crate) fn check_sources(
     } else if model.adapters().is_some() {
         // `Sources` opens the base and the adapters.
     } else if let Some(path) = group.parameters_path() {
-        SavedParameters::open(model, path)?;
+        FirstParameters::open(model, path)?;
     } else {
         check_drawn(model)?;
     }
@@ -122,11 +122,21 @@ pub(crate) fn restore(
     }
     let mut state = initialize()?;
     if let Some(path) = sources.first_parameters(plan, group) {
-        state.replace_parameters(|| {
-            let parameters = load_parameters_of(runtime, placement, &*plan.model, path, observer)?;
+        let saved = FirstParameters::open(&*plan.model, path)?;
+        let load = || -> Result<Vec<Array>, TrainError> {
+            let loaded = saved.load(&*plan.model, runtime, placement, ArrayUse::Donate)?;
+            loaded.skipped.iter().for_each(|skipped| warn_of_skipped(skipped, observer));
             let memory = layout.parameters_in();
-            parameters.into_iter().map(|array| Ok(array.moved_to(runtime, memory)?)).collect()
-        })?;
+            loaded.arrays.into_iter().map(|array| Ok(array.moved_to(runtime, memory)?)).collect()
+        };
+        if saved.are_complete() {
+            state.replace_parameters(load)?;
+        } else {
+            // The head of a reward model keeps its initial values.
+            let specs = plan.model.parameters();
+            let is_saved = |index: &usize| !specs[*index].0.to_string().starts_with("score.");
+            state.replace((0..specs.len()).filter(is_saved).zip(load()?));
+        }
     }
     Ok(Restored { state, first_step: 0, resumed: None })
 }

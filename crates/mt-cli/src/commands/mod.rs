@@ -11,6 +11,7 @@ pub mod decode;
 pub mod estimate;
 pub mod logits;
 pub mod plugin;
+pub mod reward;
 pub mod sft;
 pub mod tokenizer;
 pub mod train;

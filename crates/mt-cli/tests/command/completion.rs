@@ -25,6 +25,7 @@ fn commands_and_options_are_completed() {
         "train",
         "sft",
         "dpo",
+        "reward",
         "decode",
         "chat",
         "data",

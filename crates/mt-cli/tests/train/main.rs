@@ -16,6 +16,7 @@ mod profile;
 mod published;
 mod refusals;
 mod resume;
+mod reward;
 mod sft;
 mod stacks;
 mod stop;

@@ -22,13 +22,13 @@ const PAIRS: &[&str] = &[
     "checkpoint_period=2",
 ];
 
-fn write_rows(sandbox: &Sandbox, name: &str, rows: &[Value]) {
+pub fn write_rows(sandbox: &Sandbox, name: &str, rows: &[Value]) {
     let lines: Vec<String> = rows.iter().map(Value::to_string).collect();
     fs::write(sandbox.path(name), lines.join("\n")).unwrap();
 }
 
 /// Pairs whose answers have between 1 and 24 bytes.
-fn write_pairs(sandbox: &Sandbox, name: &str, seed: u64) {
+pub fn write_pairs(sandbox: &Sandbox, name: &str, seed: u64) {
     let mut random = Random(seed);
     let mut text = |most: u64| -> String {
         let size = 1 + random.below(most);
@@ -45,8 +45,12 @@ fn write_pairs(sandbox: &Sandbox, name: &str, seed: u64) {
 
 /// Copies the model of the reference values, whose tokens are characters.
 fn copy_model(sandbox: &Sandbox) {
-    let from =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/families/llama_six_on_two");
+    copy_model_from(sandbox, "../mt-models/tests/goldens/families/llama_six_on_two");
+}
+
+/// Copies the model in a directory of this repository, named from that of this package, as `model`.
+pub fn copy_model_from(sandbox: &Sandbox, from: &str) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join(from);
     let model = sandbox.path("model");
     fs::create_dir(&model).unwrap();
     for file in ["config.json", "model.safetensors"] {
@@ -132,7 +136,7 @@ fn first_losses_and_gradients_are_those_of_trl() {
 }
 
 /// Waits for a checkpoint, then kills the run.
-fn kill_after_checkpoint(sandbox: &Sandbox, run: &str, keys: &[&str]) {
+pub fn kill_after_checkpoint(sandbox: &Sandbox, run: &str, keys: &[&str]) {
     let mut process = sandbox.command(run, keys).spawn().unwrap();
     let began = Instant::now();
     while sandbox.checkpoints(run).is_empty() && process.try_wait().unwrap().is_none() {

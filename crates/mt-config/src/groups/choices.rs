@@ -293,6 +293,16 @@ choice! {
 }
 
 choice! {
+    /// The texts that a reward model judges.
+    pub enum RewardType {
+        /// Whole answers, of which the chosen one of each pair has the larger reward.
+        Outcome = "outcome",
+        /// The steps of an answer, each of which is right or wrong.
+        Process = "process",
+    }
+}
+
+choice! {
     /// The divergence from the reference model that DPO regularizes.
     pub enum DivergenceType {
         ReverseKl = "reverse_kl",

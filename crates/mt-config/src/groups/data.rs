@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use super::{
     BroughtTokenizer, FromValue,
-    choices::{DataFormat, DatasetType, HfTextUnit, PackingType, PreferenceAlgorithm, TokenizerType},
+    choices::{
+        DataFormat, DatasetType, HfTextUnit, PackingType, PreferenceAlgorithm, RewardType, TokenizerType,
+    },
     group, is_in_cloud,
 };
 use crate::{
@@ -26,6 +28,11 @@ group! {
         eval_data_columns: Vec<String>,
         use_sft: bool,
         use_dpo: bool,
+        use_reward: bool,
+        reward_type: RewardType,
+        margin_column: Option<String>,
+        step_separator: String,
+        train_on_last_step_only: bool,
         algo: PreferenceAlgorithm,
         max_prompt_length: Option<usize>,
         sft_train_on_completion_only: bool,
@@ -71,6 +78,10 @@ pub enum RecordKind {
     Pairs,
     /// A prompt with one answer and a verdict.
     JudgedAnswers,
+    /// A prompt with a chosen and a rejected answer, each of which has a reward.
+    RankedAnswers,
+    /// A prompt with the steps of an answer and their labels.
+    JudgedSteps,
 }
 
 impl RecordKind {
@@ -79,6 +90,7 @@ impl RecordKind {
         match self {
             Self::Conversations => "use_sft",
             Self::Pairs | Self::JudgedAnswers => "use_dpo",
+            Self::RankedAnswers | Self::JudgedSteps => "use_reward",
         }
     }
 
@@ -86,8 +98,9 @@ impl RecordKind {
     const fn usual_columns(self) -> &'static [&'static str] {
         match self {
             Self::Conversations => &["messages"],
-            Self::Pairs => &["prompt", "chosen", "rejected"],
+            Self::Pairs | Self::RankedAnswers => &["prompt", "chosen", "rejected"],
             Self::JudgedAnswers => &["prompt", "completion", "label"],
+            Self::JudgedSteps => &["prompt", "completions", "labels"],
         }
     }
 
@@ -95,8 +108,8 @@ impl RecordKind {
     const fn column_numbers(self) -> &'static [usize] {
         match self {
             Self::Conversations => &[1, 2],
-            Self::Pairs => &[2, 3],
-            Self::JudgedAnswers => &[3],
+            Self::Pairs | Self::RankedAnswers => &[2, 3],
+            Self::JudgedAnswers | Self::JudgedSteps => &[3],
         }
     }
 
@@ -107,11 +120,14 @@ impl RecordKind {
                 "a conversation has one column or two",
                 "`KEY=[messages]`, or the columns of prompt and answer, such as `KEY=[prompt,completion]`",
             ),
-            Self::Pairs => (
+            Self::Pairs | Self::RankedAnswers => (
                 "a preference pair has two columns or three",
                 "`KEY=[chosen,rejected]` or `KEY=[prompt,chosen,rejected]`",
             ),
             Self::JudgedAnswers => ("a judged answer has three columns", "`KEY=[prompt,completion,label]`"),
+            Self::JudgedSteps => {
+                ("an answer with judged steps has three columns", "`KEY=[prompt,completions,labels]`")
+            }
         }
     }
 }
@@ -159,14 +175,15 @@ impl DataGroup {
         if let Some(records) = self.records() {
             self.check_records(records.key(), config, problems);
         }
-        if self.format() == Some(DataFormat::Instructions) && !self.use_sft {
+        let kinds = [RecordKind::Conversations, RecordKind::Pairs, RecordKind::RankedAnswers];
+        let are_generated = self.records().is_some_and(|records| kinds.contains(&records));
+        if self.format() == Some(DataFormat::Instructions) && !are_generated {
             problems.push(Problem::inconsistent(
                 format!(
-                    "{}, but {}, and conversations are no plain text",
-                    config.stated("hf_path"),
-                    config.stated("use_sft")
+                    "{}, which generates conversations and pairs of answers, but the run learns neither",
+                    config.stated("hf_path")
                 ),
-                "set `use_sft=true`, or use `maxtext sft`",
+                "use `maxtext sft`, `maxtext dpo` or `maxtext reward`",
             ));
         }
         if let Some(most) =
@@ -266,10 +283,12 @@ impl DataGroup {
 
     /// The kind of records that the data holds; none for plain text.
     pub fn records(&self) -> Option<RecordKind> {
-        match (self.use_sft, self.use_dpo, self.algo) {
+        match (self.use_sft, self.use_dpo, self.use_reward) {
             (true, _, _) => Some(RecordKind::Conversations),
-            (_, true, PreferenceAlgorithm::Kto) => Some(RecordKind::JudgedAnswers),
+            (_, true, _) if self.algo == PreferenceAlgorithm::Kto => Some(RecordKind::JudgedAnswers),
             (_, true, _) => Some(RecordKind::Pairs),
+            (_, _, true) if self.reward_type == RewardType::Process => Some(RecordKind::JudgedSteps),
+            (_, _, true) => Some(RecordKind::RankedAnswers),
             _ => None,
         }
     }

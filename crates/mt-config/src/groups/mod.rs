@@ -20,6 +20,7 @@ mod placement;
 mod preference;
 pub(crate) mod ramp;
 mod remat;
+mod reward;
 mod run;
 mod space;
 mod whole;
@@ -46,7 +47,7 @@ pub use choices::{
     AttentionKind, AttentionType, CanvasPolicy, ContextAxis, ContextStrategy, DataFormat, DatasetType,
     DecoderBlock, DivergenceType, Hardware, HfTextUnit, LayerAttention, LearningRateSchedule, LogitAlignment,
     MatmulPrecision, MlpActivation, OptimizerSpaceChoice, OptimizerType, OrpoForm, PackingType,
-    PreferenceAlgorithm, PreferenceLoss, ProfilerChoice, ReorderStrategy, RopeType, RoutedScores,
+    PreferenceAlgorithm, PreferenceLoss, ProfilerChoice, ReorderStrategy, RewardType, RopeType, RoutedScores,
     SamplingStrategy, ShardMode, TokenizerType, TrainingObjective, WsdDecayStyle,
 };
 pub use context::ContextGroup;
@@ -64,6 +65,7 @@ pub use placement::{Parallelism, PlacementGroup};
 pub use preference::PreferenceGroup;
 pub use ramp::BatchSchedule;
 pub use remat::{KeptIn, RematGroup, RematPolicy, TensorLocation};
+pub use reward::RewardGroup;
 pub use run::{
     BroughtTokenizer, CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of,
     saved_config_path, token_numbers_path, tokenizer_directory,
@@ -91,6 +93,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("OptimizerGroup", OptimizerGroup::KEYS, "train"),
     ("ObjectiveGroup", ObjectiveGroup::KEYS, "train"),
     ("PreferenceGroup", PreferenceGroup::KEYS, "train"),
+    ("RewardGroup", RewardGroup::KEYS, "train"),
     ("DataGroup", DataGroup::KEYS, "train and tokenizer train"),
     ("TokenizerGroup", TokenizerGroup::KEYS, "train and decode"),
     ("CheckpointGroup", CheckpointGroup::KEYS, "train and decode"),

@@ -10,7 +10,7 @@ use super::{
     },
     choices::{
         AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MatmulPrecision, MlpActivation,
-        OptimizerType, WsdDecayStyle,
+        OptimizerType, RewardType, WsdDecayStyle,
     },
     group,
     remat::RematGroup,
@@ -57,6 +57,9 @@ group! {
         max_target_length: usize,
         mtp_num_layers: usize,
         mtp_own_norm: bool,
+        use_reward: bool,
+        reward_type: RewardType,
+        num_reward_heads: usize,
     }
     besides {
         experts: ExpertsGroup = ExpertsGroup::read,

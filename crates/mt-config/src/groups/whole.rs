@@ -7,7 +7,7 @@ use mt_shape::Topology;
 use super::{
     AheadGroup, AttentionType, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType,
     DebugGroup, DecodeGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup, PlacementGroup,
-    PreferenceGroup, RunGroup, TokenizerGroup, TokenizerType,
+    PreferenceGroup, RewardGroup, RunGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -55,6 +55,7 @@ command! {
         pub optimizer: OptimizerGroup,
         pub objective: ObjectiveGroup,
         pub preference: PreferenceGroup,
+        pub reward: RewardGroup,
         pub data: DataGroup,
         pub tokenizer: TokenizerGroup,
         pub checkpoint: CheckpointGroup,
@@ -183,6 +184,12 @@ impl TrainConfig {
 
 impl DecodeConfig {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.model.use_reward {
+            problems.push(Problem::inconsistent(
+                format!("{}, but a reward model generates no text", config.stated("use_reward")),
+                "score answers with `maxtext reward score`, or name a language model",
+            ));
+        }
         match self.model.layers.attention_type {
             AttentionType::Full => problems.push(Problem::inconsistent(
                 format!(

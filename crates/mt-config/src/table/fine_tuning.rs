@@ -11,6 +11,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         keys: &[
             Key::boolean("use_dpo", false, "Train on pairs of a preferred and a rejected answer (DPO).")
                 .acts_on("preference optimization"),
+            Key::boolean(
+                "use_reward",
+                false,
+                "Train a reward model, which has scores instead of logits, on pairs of answers or on judged steps.",
+            )
+            .acts_on("reward models")
+            .own(),
             Key::boolean("use_sft", false, "Train on conversations or on pairs of a prompt and an answer.")
                 .only_with("dataset_type", &["hf"])
                 .acts_on("data"),
@@ -43,6 +50,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         ],
     },
     super::preference::GROUP,
+    super::reward::GROUP,
     KeyGroup {
         name: "LoRA",
         title: "LoRA adapters",

@@ -24,6 +24,7 @@ mod preference;
 mod quantization;
 mod reinforcement;
 mod remat;
+mod reward;
 mod run;
 mod training;
 

@@ -1,6 +1,7 @@
 //! Conversations for fine-tuning: records to tokens, and the tokens that have a loss.
 
 mod preference;
+mod reward;
 mod spans;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +13,7 @@ use crate::chat::ChatTemplate;
 use crate::source::hex;
 use crate::tokenizer::{EncodedDocument, Tokenizer};
 
+pub use reward::RewardColumns;
 use spans::assistant_spans;
 
 /// The reason why an example teaches nothing.
@@ -34,6 +36,8 @@ pub enum ConversationColumns {
     Preference { prompt: Option<String>, chosen: String, rejected: String },
     /// A prompt, its answer, and whether the answer is desirable.
     Judged { prompt: String, answer: String, verdict: String },
+    /// Answers with rewards.
+    Rewards(RewardColumns),
 }
 
 impl ConversationColumns {
@@ -181,6 +185,18 @@ impl Conversations {
             ConversationColumns::Judged { prompt, answer, verdict } => {
                 json!({"prompt": prompt, "answer": answer, "verdict": verdict})
             }
+            ConversationColumns::Rewards(RewardColumns::Answers { prompt, answers, margin }) => {
+                json!({"prompt": prompt, "rewarded": answers, "margin": margin})
+            }
+            ConversationColumns::Rewards(RewardColumns::Steps {
+                prompt,
+                steps,
+                labels,
+                separator,
+                last_only,
+            }) => {
+                json!({"prompt": prompt, "steps": [steps, labels, separator], "last_only": last_only})
+            }
         };
         let template = self.template.as_ref().map(ChatTemplate::identity);
         let mut parts = vec![columns, json!(template), json!(self.answers_only)];
@@ -211,6 +227,9 @@ impl Conversations {
             }
             ConversationColumns::Preference { .. } | ConversationColumns::Judged { .. } => {
                 return self.encode_preference(&record, tokenizer, adds, max_tokens);
+            }
+            ConversationColumns::Rewards(columns) => {
+                return self.encode_rewards(columns, &record, tokenizer, adds, max_tokens);
             }
         };
         self.cut(document, max_tokens)
@@ -292,11 +311,7 @@ impl Conversations {
                 (document, tokenizer.encode_document(prompt, adds.bos, false))
             }
             (None, ..) => {
-                return Err(format!(
-                    "columns `{}` and `{}` hold messages, but the tokenizer has no chat template\nhint: name one with \
-                     `chat_template_path`",
-                    columns[0], columns[1]
-                ));
+                return Err(without_template(columns[0], columns[1]));
             }
             (Some(template), prompt, answer) => {
                 let prompt = as_messages(prompt, "user", columns[0])?;
@@ -319,6 +334,17 @@ impl Conversations {
         }
         Ok(document)
     }
+}
+
+/// The reason why messages cannot be rendered.
+fn without_template(of_prompt: &str, of_answer: &str) -> String {
+    let columns = match of_prompt == of_answer {
+        true => format!("column `{of_answer}` holds"),
+        false => format!("columns `{of_prompt}` and `{of_answer}` hold"),
+    };
+    format!(
+        "{columns} messages, but the tokenizer has no chat template\nhint: name one with `chat_template_path`"
+    )
 }
 
 /// The tokens behind those that a document shares with its prompt. A token that reaches from the prompt into the answer

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{
     ASSISTANT, AddedEnds, ConversationColumns, Conversations, PromptLimit, as_messages, check_answers,
-    check_text, spans, tools, value,
+    check_text, spans, tools, value, without_template,
 };
 use crate::tokenizer::{EncodedDocument, Tokenizer};
 
@@ -90,10 +90,7 @@ impl Conversations {
                 )
             }
             (None, ..) => {
-                return Err(format!(
-                    "columns `{of_prompt}` and `{of_answer}` hold messages, but the tokenizer has no chat template\nhint: \
-                     name one with `chat_template_path`"
-                ));
+                return Err(without_template(of_prompt, of_answer));
             }
             (Some(template), prompt, answer) => {
                 let prompt = as_messages(prompt, "user", of_prompt)?;

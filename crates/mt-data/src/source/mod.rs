@@ -188,7 +188,7 @@ impl Dataset {
     }
 
     /// The location of a document for messages, such as its file and line.
-    pub(crate) fn place(&self, index: u64) -> String {
+    pub fn place(&self, index: u64) -> String {
         match &self.documents {
             Documents::Lines(lines) => lines.place(index),
             Documents::Parquet(parquet) => parquet.place(index),

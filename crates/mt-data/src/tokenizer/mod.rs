@@ -87,8 +87,10 @@ pub struct EncodedDocument {
     pub trained: Vec<bool>,
     /// The example's second sequence, such as the rejected answer of a pair.
     pub second: Option<Box<EncodedDocument>>,
-    /// Whether a judged answer is desirable: 1 or 0.
+    /// Whether a judged answer is desirable: 1 or 0. For answers with rewards, the margin.
     pub label: f32,
+    /// The class of each token that replaces it as a target; empty if tokens are targets themselves.
+    pub classes: Vec<i32>,
 }
 
 impl EncodedDocument {

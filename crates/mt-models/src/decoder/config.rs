@@ -6,7 +6,7 @@ use mt_trace::{Precision, SavePolicy};
 
 use super::{
     AdapterConfig, AttentionConfig, AttentionThenExpertsConfig, EngramConfig, FeedForwardConfig, LayerRun,
-    MixerConfig, MlpConfig, ResidualConnection, TokenNumbers,
+    MixerConfig, MlpConfig, ResidualConnection, ScoreConfig, TokenNumbers,
     adapters::Declarations,
     part::{PartDescription, SpecBuilder},
 };
@@ -83,6 +83,8 @@ pub enum Positions {
 pub struct HeadConfig {
     /// Whether the embedding table is also the output matrix.
     pub tied: bool,
+    /// The scores of a reward model, which has no logits.
+    pub scores: Option<ScoreConfig>,
     /// The factor of the logits.
     pub scale: f64,
     /// With a cap of `c`, logits become `c · tanh(logits / c)`.
@@ -180,6 +182,13 @@ impl LayerConfig {
     /// As [`Self::mlp`], mutable.
     pub fn mlp_mut(&mut self) -> Option<&mut MlpConfig> {
         self.feed_forward.as_mut()?.get_mut()
+    }
+}
+
+impl HeadConfig {
+    /// Whether the embedding table is multiplied as the output matrix.
+    pub fn applies_table(&self) -> bool {
+        self.tied && self.scores.is_none()
     }
 }
 

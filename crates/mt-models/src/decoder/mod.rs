@@ -14,6 +14,7 @@ mod parts;
 mod pieces;
 mod prediction;
 mod residual;
+mod score;
 mod segments;
 mod stack;
 #[cfg(test)]
@@ -41,6 +42,7 @@ pub use layer::{DecoderLayer, PerLayerInput};
 pub use parameters::{Parameter, Place};
 pub use parts::*;
 pub use residual::{HyperConnectionConfig, LayerConnections, ResidualConnection, StreamEnd};
+pub use score::ScoreConfig;
 pub use segments::{LayerRun, SegmentConfig, SegmentForm, StoredRun};
 pub use stack::{Layers, Segment};
 
@@ -73,8 +75,10 @@ pub struct DecoderParameters<L> {
     /// The sum of residual streams, if its weights are learned.
     pub hc_head: Option<StreamHead<L>>,
     pub final_norm: Option<Norm<L>>,
-    /// Absent if the head is tied to the embedding.
+    /// Absent if the head is tied to the embedding, and in reward models.
     pub head: Option<Linear<L>>,
+    /// The head of a reward model.
+    pub score: Option<Linear<L>>,
     pub predictions: Vec<PredictionModule<L>>,
 }
 
@@ -162,7 +166,7 @@ fn specs(config: &DecoderConfig) -> DecoderParameters<ParamSpec> {
             )),
             norm: builder.rms(width),
         });
-    let head = (!config.head.tied).then(|| {
+    let head = (!config.head.tied && config.head.scores.is_none()).then(|| {
         let axes = [(embed, logical::EMBED_VOCAB), (vocab, logical::VOCAB)];
         let adapts = |_: &Path| config.adapts(HEAD, None);
         with_adapters(config, adapts, |builder| Linear::new(builder.matrix(1, axes)))
@@ -177,6 +181,7 @@ fn specs(config: &DecoderConfig) -> DecoderParameters<ParamSpec> {
         hc_head: config.residual.head_specs(&builder),
         final_norm: config.final_norm.map(|kind| builder.residual_norm(kind)),
         head,
+        score: config.head.scores.map(|scores| scores.specs(&builder, config)),
         predictions: module_specs(&builder, config),
     };
     if config.adapters.is_some() { frozen(&specs) } else { specs }
@@ -357,7 +362,7 @@ impl ForwardPass for Decoder {
 
     fn head_parameters(&self) -> Vec<usize> {
         let numbers = self.numbers();
-        let leaves = match numbers.head {
+        let leaves = match numbers.score.or(numbers.head) {
             Some(head) => head.leaves(),
             None => numbers.token_embedder.leaves(),
         };
@@ -366,6 +371,9 @@ impl ForwardPass for Decoder {
 
     fn apply_head<'t>(&self, parameters: &[Tensor<'t>], hidden: Tensor<'t>) -> Tensor<'t> {
         let config = self.config.head;
+        if let Some(score) = &self.specs.score {
+            return score::apply(&score.with_leaves(parameters.iter().copied()), hidden);
+        }
         let x = if config.in_f32 { hidden.cast(DType::F32) } else { hidden };
         let logits = x.scope("logits", |x| {
             let arrays = parameters.iter().copied();
@@ -407,6 +415,13 @@ impl Storage for Decoder {
     fn without_adapters(&self) -> Option<Box<dyn Model>> {
         self.config.adapters.as_ref()?;
         let config = DecoderConfig { adapters: None, ..self.config.clone() };
+        Some(Box::new(Self::new(config, self.family)))
+    }
+
+    fn language_model(&self) -> Option<Box<dyn Model>> {
+        self.config.head.scores?;
+        let head = HeadConfig { scores: None, ..self.config.head };
+        let config = DecoderConfig { head, ..self.config.clone() };
         Some(Box::new(Self::new(config, self.family)))
     }
 
@@ -478,18 +493,23 @@ impl Description for Decoder {
     }
 
     fn scores(&self, rows: usize, length: usize) -> Activation {
+        let HeadConfig { scores, in_f32, .. } = self.config.head;
+        let (outputs, logical_axes) = match scores {
+            Some(scores) => (scores.count, score::SCORES),
+            None => (self.config.vocab.size, LOGITS),
+        };
         Activation {
             name: None,
-            dims: vec![rows, length, self.config.vocab.size],
-            logical_axes: LOGITS.to_vec(),
-            dtype: if self.config.head.in_f32 { DType::F32 } else { self.config.dtype },
+            dims: vec![rows, length, outputs],
+            logical_axes: logical_axes.to_vec(),
+            dtype: if in_f32 || scores.is_some() { DType::F32 } else { self.config.dtype },
         }
     }
 
     fn flops(&self) -> FlopCount {
         // A tied table counts once, as the head.
         let table = num_elements(&self.specs.token_embedder);
-        let looked_up = if self.config.head.tied { 0 } else { table };
+        let looked_up = if self.config.head.applies_table() { 0 } else { table };
         let looked_up = looked_up
             + self.specs.positions.as_ref().map_or(0, num_elements)
             + self.specs.per_layer.as_ref().map_or(0, |per_layer| num_elements(&per_layer.embedding));
@@ -502,8 +522,8 @@ impl Description for Decoder {
         FlopCount {
             weights_per_token,
             frozen_per_token: if in_adapters > 0 { weights_per_token - in_adapters } else { 0 },
-            // The head has as many weights as the table, tied or not.
-            head_weights: table,
+            // The head of a language model has as many weights as the table, tied or not.
+            head_weights: self.specs.score.as_ref().map_or(table, num_elements),
             others_per_token: parts().map(|part| part.token_operations()).sum::<usize>()
                 + self.config.applied_layers().count()
                     * self.config.residual.token_operations(self.config.embed.size),

@@ -2,7 +2,7 @@
 
 use mt_config::{
     AttentionBlocks, AttentionKind, AttentionType, KeptIn, LayerAttention, MatmulPrecision, MlpActivation,
-    ModelGroup, RematGroup, RopeType, RoutedScores,
+    ModelGroup, RematGroup, RewardType, RopeType, RoutedScores,
 };
 use mt_nn::{
     Activation, DENSE, NormOptions, RotaryExtent, RotaryOptions, RotaryScaling,
@@ -24,7 +24,7 @@ use crate::{
     decoder::{
         AttentionConfig, DecoderConfig, EmbeddingConfig, ExpertPlacement, ExpertsConfig, HeadConfig,
         HyperConnectionConfig, LayerConfig, LayerNorms, LayerRun, MlpConfig, NormKind, Positions,
-        QueryKeyNorm, ResidualConnection, SharedExperts, StoredRun, StreamEnd, Values,
+        QueryKeyNorm, ResidualConnection, ScoreConfig, SharedExperts, StoredRun, StreamEnd, Values,
     },
 };
 
@@ -64,6 +64,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         },
         head: HeadConfig {
             tied,
+            scores: scores(group),
             scale: if tied && group.normalize_embedding_logits {
                 (embed.size as f64).powf(-0.5)
             } else {
@@ -100,6 +101,15 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         repeat_after(&mut config, interval);
     }
     Ok(config)
+}
+
+/// The scores of a reward model.
+fn scores(group: &ModelGroup) -> Option<ScoreConfig> {
+    group.use_reward.then(|| match group.reward_type {
+        RewardType::Outcome => ScoreConfig { count: group.num_reward_heads, has_bias: false },
+        // A step is wrong or right.
+        RewardType::Process => ScoreConfig { count: 2, has_bias: true },
+    })
 }
 
 /// Makes the layers of a stack of one run repeat after a multiple of `interval`, too.

@@ -31,6 +31,7 @@ use mt_nn::{AdapterArray, ParamSpec, RotaryScaling, attention::MaskSpec};
 use mt_shape::Path;
 
 pub use adapters::peft_modules;
+pub(crate) use names::SCORE;
 pub use names::{Along, Fused, FusedOrder, Layout, Placeholder, Portion, TensorName};
 
 use crate::{
@@ -193,8 +194,8 @@ impl Family {
                 let (path, spec) = spec.stored_form(path);
                 let parameter = Parameter::of(&segments, &path, &spec);
                 match spec.adapter {
+                    Some(AdapterArray::Whole) | None => self.stored(config, &parameter, &spec),
                     Some(array) => self.stored_adapter(config, parameter, &spec, array),
-                    None => self.stored(config, &parameter, &spec),
                 }
             })
             .collect()
@@ -215,7 +216,7 @@ impl Family {
         }
         match array {
             AdapterArray::A => StoredParameter { scale: 1.0, interleaved: false, ..stored },
-            AdapterArray::B | AdapterArray::Magnitude => stored,
+            AdapterArray::B | AdapterArray::Magnitude | AdapterArray::Whole => stored,
         }
     }
 
@@ -312,6 +313,7 @@ impl Family {
             let renames = [
                 ("final_norm", "decoder.decoder_norm"),
                 ("head", "decoder.logits_dense"),
+                ("score", "decoder.score"),
                 ("hc_head", "decoder.hc_head"),
                 ("positions.table", "decoder.position_embedder.embedding"),
                 ("per_layer", "decoder.per_layer"),

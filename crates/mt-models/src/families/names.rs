@@ -187,7 +187,7 @@ pub(super) fn ignores(config: &DecoderConfig, name: &str) -> bool {
     let is_other = OTHER_PARTS.iter().any(|part| inside.starts_with(part));
     is_other
         || name.ends_with(".rotary_emb.inv_freq")
-        || (config.head.tied && name.ends_with("lm_head.weight"))
+        || (config.head.applies_table() && name.ends_with("lm_head.weight"))
 }
 
 /// Embedding, final norm and output matrix, as most models name them.
@@ -196,6 +196,10 @@ pub(super) const MODEL: &[TensorName] = &[
     vector("final_norm.scale", "model.norm.weight"),
     matrix("head.kernel", "lm_head.weight"),
 ];
+
+/// The head of reward models, which has the same name in all families.
+pub(crate) const SCORE: &[TensorName] =
+    &[matrix("score.kernel", "score.weight"), vector("score.bias", "score.bias")];
 
 /// Attention, with all parameters that some families have.
 pub(super) const ATTENTION: &[TensorName] = &[

@@ -7,22 +7,28 @@ use serde_json::{Map, Value, json};
 use super::{
     HuggingFaceConfig,
     fields::{self, Described},
-    settings_in,
+    scores, settings_in,
 };
 use crate::{
     ModelError, build_decoder,
-    decoder::{DecoderConfig, FeedForwardConfig, LayerConfig, MixerConfig},
+    decoder::{DecoderConfig, FeedForwardConfig, HeadConfig, LayerConfig, MixerConfig},
     families::family_of,
 };
 
-/// The `config.json` of a model whose weights are written in `dtype`; `None` if its family has no published models.
+/// The `config.json` of a model whose weights are written in `dtype`; `None` if its family has no published models, or none
+/// with such scores.
 pub fn config_of(group: &ModelGroup, config: &DecoderConfig, dtype: DType) -> Option<Map<String, Value>> {
     let form = family_of(group.decoder_block).hugging_face.as_ref()?;
     let described = Described { group, config };
     let model_type = form.model_types.iter().find(|known| (known.is_of)(&described))?;
     let mut made = Map::new();
     made.insert("model_type".into(), model_type.name.into());
-    made.insert("architectures".into(), json!([model_type.architecture]));
+    let architecture = match config.head.scores {
+        Some(_) => scores::architecture(model_type.architecture, group.reward_type)?,
+        None => model_type.architecture.to_owned(),
+    };
+    made.insert("architectures".into(), json!([architecture]));
+    made.extend(config.head.scores.into_iter().flat_map(|scores| scores::labels(scores.count)));
     let rows = fields::rows(form.fields.iter().copied().chain([model_type.fields]));
     made.extend(fields::written(&rows, &described));
     let name = match dtype {
@@ -184,7 +190,10 @@ fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<(&'static str,
             one.embedding != other.embedding,
         ),
         ("the logits", &["logits_via_embedding", "normalize_embedding_logits", "final_logits_soft_cap"], {
-            let of = |config: &DecoderConfig| (config.head.tied, config.head.scale, config.head.soft_cap);
+            let of = |config: &DecoderConfig| {
+                let HeadConfig { tied, scores, scale, soft_cap, .. } = config.head;
+                (tied, scores, scale, soft_cap)
+            };
             of(one) != of(other)
         }),
         (

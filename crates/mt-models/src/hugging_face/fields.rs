@@ -7,7 +7,7 @@
 use mt_config::ModelGroup;
 use serde_json::{Map, Value};
 
-use super::{HuggingFaceConfig, Settings, rope};
+use super::{HuggingFaceConfig, Settings, rope, scores};
 use crate::{ModelError, decoder::DecoderConfig};
 
 /// A field of `config.json`, in both directions.
@@ -351,7 +351,8 @@ fn even_head_dim(settings: &Settings) -> Value {
 
 /// The fields of every family. The code that reads quantized weights reads their description; exported weights are not
 /// quantized.
-pub(super) const OF_ALL: &[Field] = &[Field::silent("quantization_config", |_| None)];
+pub(super) const OF_ALL: &[Field] =
+    &[Field::silent("quantization_config", |_| None), Field::with(scores::KEYS, scores::read, |_| None)];
 
 /// Keys of a multimodal model that also concern its text model. They count if the text model has no value of its own.
 pub(super) const OF_THE_WHOLE: &[&str] = &["quantization_config", "tie_word_embeddings"];

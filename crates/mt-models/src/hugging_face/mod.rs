@@ -7,6 +7,7 @@ pub(crate) mod fields;
 mod peft;
 mod quantized;
 pub(crate) mod rope;
+mod scores;
 mod source;
 mod tensors;
 mod transpose;

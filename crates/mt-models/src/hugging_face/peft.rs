@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use mt_nn::AdapterArray;
 use serde_json::{Map, Value, json};
 
 use super::{FileTensor, source::TensorSource};
@@ -25,10 +26,9 @@ const DEFAULT_RANK: u64 = 8;
 const DEFAULT_ALPHA: f64 = 8.0;
 
 /// Options of PEFT that are not built, unless they are empty.
-const REFUSED: [&str; 13] = [
+const REFUSED: [&str; 12] = [
     "rank_pattern",
     "alpha_pattern",
-    "modules_to_save",
     "trainable_token_indices",
     "lora_bias",
     "target_parameters",
@@ -44,7 +44,23 @@ const REFUSED: [&str; 13] = [
 /// Checks that the adapters of a directory have the options of the model's.
 pub(super) fn check_config(model: &dyn Model, directory: &Path) -> Result<(), StateError> {
     let adapters = model.adapters().expect("the model has adapters");
-    peft_options(directory)?.check(&AdapterOptions::of(adapters), directory)
+    peft_options(directory)?.check(&AdapterOptions::of(adapters), directory)?;
+    let named = read_config(directory)?.remove("modules_to_save").unwrap_or_default();
+    let refused = |problem| refused(directory, problem, "save the adapters without other whole modules");
+    check_whole_modules(model, &named).map_err(refused)
+}
+
+fn refused(directory: &Path, problem: String, hint: &str) -> StateError {
+    StateError::Peft { path: directory.join(CONFIG), problem, hint: hint.to_owned() }
+}
+
+/// The contents of `adapter_config.json`.
+fn read_config(directory: &Path) -> Result<Map<String, Value>, StateError> {
+    let text = fs::read_to_string(directory.join(CONFIG)).map_err(|error| {
+        refused(directory, error.to_string(), "name a directory that PEFT's `save_pretrained` wrote")
+    })?;
+    serde_json::from_str(&text)
+        .map_err(|error| refused(directory, format!("it is not JSON: {error}"), "save the adapters again"))
 }
 
 /// The options of the adapters in a directory. What `adapter_config.json` leaves out has PEFT's defaults.
@@ -52,14 +68,8 @@ pub(super) fn check_config(model: &dyn Model, directory: &Path) -> Result<(), St
 /// # Errors
 /// The file cannot be read, or an option is not built.
 pub(crate) fn peft_options(directory: &Path) -> Result<AdapterOptions, StateError> {
-    let path = directory.join(CONFIG);
-    let refused =
-        |problem: String, hint: &str| StateError::Peft { path: path.clone(), problem, hint: hint.to_owned() };
-    let text = fs::read_to_string(&path).map_err(|error| {
-        refused(error.to_string(), "name a directory that PEFT's `save_pretrained` wrote")
-    })?;
-    let config: Map<String, Value> = serde_json::from_str(&text)
-        .map_err(|error| refused(format!("it is not JSON: {error}"), "save the adapters again"))?;
+    let refused = |problem: String, hint: &str| refused(directory, problem, hint);
+    let config = read_config(directory)?;
     let of = |key: &str| config.get(key).unwrap_or(&Value::Null);
     if of("peft_type") != "LORA" {
         return Err(refused(format!("`peft_type` is `{}`", of("peft_type")), "only LoRA adapters are built"));
@@ -79,9 +89,9 @@ pub(crate) fn peft_options(directory: &Path) -> Result<AdapterOptions, StateErro
         return Err(refused(format!("`bias` is {}, which is not built", of("bias")), hint));
     }
     let initial = of("init_lora_weights");
-    let is_plain = initial.as_str().map_or(initial.is_boolean() || initial.is_null(), |name| {
-        PLAIN_INITIAL_VALUES.contains(&name)
-    });
+    let is_plain = initial
+        .as_str()
+        .map_or(initial.is_boolean() || initial.is_null(), |name| PLAIN_INITIAL_VALUES.contains(&name));
     if !is_plain {
         let hint = "convert the adapters with `path_initial_model_for_weight_conversion` of PEFT's \
                     `save_pretrained`, or merge them into their base";
@@ -112,6 +122,28 @@ pub(crate) fn adapted_tensors(directory: &Path) -> Result<Vec<String>, StateErro
     Ok(modules.collect())
 }
 
+/// The modules that are trained and saved whole.
+fn whole_modules(model: &dyn Model) -> Vec<String> {
+    let whole = model.parameters().into_iter().filter(|(_, spec)| spec.adapter == Some(AdapterArray::Whole));
+    let mut modules: Vec<String> = whole.map(|(path, _)| path.parent().to_string()).collect();
+    modules.dedup();
+    modules
+}
+
+/// Compares the modules that PEFT saved whole with the model's. PEFT names those that a classifier may have, by default.
+fn check_whole_modules(model: &dyn Model, named: &Value) -> Result<(), String> {
+    const OF_CLASSIFIERS: [&str; 2] = ["classifier", "score"];
+    let named: Vec<&str> = named.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let own = whole_modules(model);
+    let is_known = |name: &&str| {
+        own.iter().any(|module| module == name) || (!own.is_empty() && OF_CLASSIFIERS.contains(name))
+    };
+    match named.iter().find(|name| !is_known(name)) {
+        Some(name) => Err(format!("`modules_to_save` names `{name}`, which this model does not train whole")),
+        None => Ok(()),
+    }
+}
+
 /// The contents of `adapter_config.json` for a model's adapters. `base` is the path of the base.
 pub(super) fn config_text(model: &dyn Model, base: &str) -> Result<String, ModelError> {
     let AdapterConfig { adapter, alpha, is_rank_stabilized, .. } =
@@ -123,6 +155,13 @@ pub(super) fn config_text(model: &dyn Model, base: &str) -> Result<String, Model
         let module = tensor.name.strip_suffix(".weight");
         let is_adapted = module.is_some_and(|module| modules.contains(&module));
         is_adapted && tensor.parts.iter().any(|part| matches!(part.layout, Layout::Same(1..)))
+    };
+    let whole = whole_modules(model);
+    let has_bias = |(path, _): &(mt_shape::Path, mt_nn::ParamSpec)| path.to_string() == "score.bias";
+    let task_type = match (whole.is_empty(), model.parameters().iter().any(has_bias)) {
+        (true, _) => "CAUSAL_LM",
+        (false, false) => "SEQ_CLS",
+        (false, true) => "TOKEN_CLS",
     };
     let alpha = if alpha.fract() == 0.0 { json!(*alpha as u64) } else { json!(alpha) };
     let config = json!({
@@ -136,12 +175,12 @@ pub(super) fn config_text(model: &dyn Model, base: &str) -> Result<String, Model
         "layers_to_transform": null,
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
-        "modules_to_save": null,
+        "modules_to_save": if whole.is_empty() { Value::Null } else { json!(whole) },
         "peft_type": "LORA",
         "r": adapter.rank,
         "rank_pattern": {},
         "target_modules": target_modules(&modules, &of_base),
-        "task_type": "CAUSAL_LM",
+        "task_type": task_type,
         "use_dora": adapter.has_magnitude,
         "use_rslora": is_rank_stabilized,
     });

@@ -9,7 +9,7 @@ use super::transpose::{SIDE, transpose_bytes};
 use crate::{
     ForwardPass, ModelError,
     decoder::{Decoder, Parameter},
-    families::{Along, Fused, FusedOrder, Layout, Placeholder, TensorName},
+    families::{Along, Fused, FusedOrder, Layout, Placeholder, SCORE, TensorName},
 };
 
 /// A tensor in a file, and the parameters that it holds.
@@ -129,14 +129,15 @@ impl FileTensor {
 /// The family has no published models.
 pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
     let family = model.family().hugging_face.as_ref().ok_or(ModelError::NoHuggingFaceForm)?;
-    let names: Vec<&TensorName> = family.tensors.iter().copied().flatten().collect();
+    let names: Vec<&TensorName> = family.tensors.iter().copied().flatten().chain(SCORE).collect();
     let mut tensors: BTreeMap<String, Vec<Named>> = BTreeMap::new();
     let mut copies: Vec<FileTensor> = Vec::new();
     let segments = model.config().segments();
     let num_layers = model.config().layers.len();
     let module_name = family.model_types.iter().find_map(|model_type| model_type.module_name);
     for (index, (path, spec)) in model.parameters().iter().enumerate() {
-        if !spec.is_first_array() || spec.adapter.is_some() {
+        let is_adapter = spec.adapter.is_some_and(|array| array != AdapterArray::Whole);
+        if !spec.is_first_array() || is_adapter {
             continue;
         }
         let (path, spec) = &spec.stored_form(path);
@@ -148,7 +149,10 @@ pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
         let in_files = |tensor: String| match (module, module_name) {
             (Some(module), Some(named)) => {
                 let prefix = format!("model.layers.{}.", num_layers + module);
-                named(module, tensor.strip_prefix(&prefix).expect("a module's tensors are named as a layer's"))
+                named(
+                    module,
+                    tensor.strip_prefix(&prefix).expect("a module's tensors are named as a layer's"),
+                )
             }
             _ => tensor,
         };
@@ -199,6 +203,12 @@ pub fn adapter_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
     let mut tensors = Vec::new();
     for (index, (path, spec)) in parameters.iter().enumerate() {
         let Some(array) = spec.adapter else { continue };
+        if array == AdapterArray::Whole {
+            let is_own = |tensor: &&FileTensor| tensor.parts.iter().any(|part| part.parameter == index);
+            let own = of_weights.iter().filter(is_own).cloned();
+            tensors.extend(own.map(|own| FileTensor { name: format!("{PEFT_PREFIX}{}", own.name), ..own }));
+            continue;
+        }
         let weight = path.parent();
         let base = parameters.iter().position(|(other, other_spec)| {
             *other == weight || other_spec.encoded.is_some() && other.parent() == weight
@@ -223,6 +233,7 @@ pub fn adapter_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
                 AdapterArray::A => ("lora_A.weight", Layout::Transposed(spec.num_input_axes)),
                 AdapterArray::B => ("lora_B.weight", Layout::Transposed(1)),
                 AdapterArray::Magnitude => ("lora_magnitude_vector", Layout::Same(0)),
+                AdapterArray::Whole => unreachable!("a whole parameter is a tensor of its own"),
             };
             let matrix = Matrix::of(block, layout);
             let named = Named {

@@ -8,8 +8,8 @@ use mt_shape::Placement;
 use serde_json::{Map, Value};
 
 use super::{
-    AdapterOptions, ArrayUse, SavedParameters, StateArray, StateReader, WeightsOrigin, reader::check_adapters,
-    saved::LoadedParameters,
+    AdapterOptions, ArrayUse, SavedParameters, StateArray, StateReader, WeightsOrigin,
+    reader::check_adapters, saved::LoadedParameters,
 };
 use crate::{
     Model, StateError,
@@ -73,6 +73,8 @@ impl AdapterRecord {
 pub struct AdaptedParameters {
     base_model: Box<dyn Model>,
     saved_base: SavedParameters,
+    /// Whether the model has the head of its base.
+    keeps_head: bool,
     /// The sources, as checkpoints of the adapters record them.
     pub record: AdapterRecord,
     adapters: Option<SavedAdapters>,
@@ -152,12 +154,15 @@ impl AdaptedParameters {
         adapters: Option<SavedAdapters>,
     ) -> Result<Self, StateError> {
         let base_model = model.without_adapters().expect("the model has adapters");
+        // The head of a reward model is trained beside the adapters.
+        let base_model = base_model.language_model().unwrap_or(base_model);
+        let keeps_head = model.language_model().is_none();
         let path = base.path().expect("a drawn base is not opened");
         let saved_base = SavedParameters::open(&*base_model, path)?;
         let first = adapters.as_ref().map(|adapters| WeightsOrigin::of_directory(adapters.path()));
         let options = model.adapters().map(AdapterOptions::of);
         let record = AdapterRecord { base, first: first.transpose()?, options };
-        Ok(Self { base_model, saved_base, record, adapters })
+        Ok(Self { base_model, saved_base, keeps_head, record, adapters })
     }
 
     /// Whether adapters are saved, too.
@@ -170,7 +175,15 @@ impl AdaptedParameters {
     /// # Errors
     /// Files are damaged or cannot be read.
     pub fn load_base(&self, runtime: &Runtime, placement: &Placement) -> Result<Vec<Array>, StateError> {
-        Ok(self.saved_base.load(&*self.base_model, runtime, placement, ArrayUse::Read)?.arrays)
+        let arrays = self.saved_base.load(&*self.base_model, runtime, placement, ArrayUse::Read)?.arrays;
+        let paths = self.base_model.parameters().into_iter().map(|(path, _)| path.to_string());
+        let is_needed = |path: &str| !path.starts_with("head.") || self.keeps_head;
+        Ok(arrays
+            .into_iter()
+            .zip(paths)
+            .filter(|(_, path)| is_needed(path))
+            .map(|(array, _)| array)
+            .collect())
     }
 
     /// Reads the adapters onto the devices, in order; `None` if none are saved.
@@ -243,7 +256,8 @@ pub(super) fn adapter_checkpoint(path: &Path) -> Result<Option<(Checkpoint, Adap
         return Ok(None);
     }
     let newest = Checkpoint::open_path(path);
-    let is_adapted = newest.as_ref().is_ok_and(|checkpoint| AdapterRecord::of(checkpoint.custom_metadata()).is_some());
+    let is_adapted =
+        newest.as_ref().is_ok_and(|checkpoint| AdapterRecord::of(checkpoint.custom_metadata()).is_some());
     let newest = match checkpoints_directory(path)?.filter(|_| newest.is_err() || is_adapted) {
         // Adapters are small, so that all their bytes are checked at once.
         Some(directory) => open_latest(&directory)?.map(|latest| latest.value),

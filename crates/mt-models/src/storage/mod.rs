@@ -17,7 +17,7 @@ pub use layout::{Affine, StoredParameter, StoredSlice, moment_scale};
 pub use options::AdapterOptions;
 pub use origin::WeightsOrigin;
 pub use reader::{StateReader, check_parameters, load_parameters};
-pub use saved::{ArrayUse, LoadedParameters, SavedParameters};
+pub use saved::{ArrayUse, FirstParameters, LoadedParameters, SavedParameters};
 pub use state::{EXACT_ITEM, StateArray, StateEntries, StateError, parameter_key};
 
 /// The storage of a model's parameters in MaxText's checkpoints and in Hugging Face's files.
@@ -34,6 +34,10 @@ pub trait Storage {
 
     /// The model without its adapters, whose parameters have the same order; `None` if it has none.
     fn without_adapters(&self) -> Option<Box<dyn Model>>;
+
+    /// The language model from which a reward model is trained: the same layers with the head of a language model. `None` if
+    /// the model has that head itself.
+    fn language_model(&self) -> Option<Box<dyn Model>>;
 
     /// The tensors of PEFT's files that hold the adapters.
     ///

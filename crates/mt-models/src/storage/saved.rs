@@ -12,6 +12,57 @@ use crate::{
     hugging_face::{Weights, is_hugging_face},
 };
 
+/// The saved parameters with which the training of a model begins.
+pub struct FirstParameters {
+    saved: SavedParameters,
+    /// The model whose parameters are saved, if it is the language model of a reward model.
+    language_model: Option<Box<dyn Model>>,
+}
+
+impl FirstParameters {
+    /// Opens the parameters at a path, which are those of the model or, for a reward model, those of its language model.
+    ///
+    /// # Errors
+    /// As [`SavedParameters::open`].
+    pub fn open(model: &dyn Model, path: &Path) -> Result<Self, StateError> {
+        let own = SavedParameters::open(model, path);
+        let Some(language_model) = model.language_model().filter(|_| own.is_err()) else {
+            return Ok(Self { saved: own?, language_model: None });
+        };
+        match SavedParameters::open(&*language_model, path) {
+            Ok(saved) => Ok(Self { saved, language_model: Some(language_model) }),
+            Err(_) => Err(own.err().expect("the parameters were not those of the model")),
+        }
+    }
+
+    /// Whether all parameters of the model are saved.
+    pub fn are_complete(&self) -> bool {
+        self.language_model.is_none()
+    }
+
+    /// Reads the parameters onto the devices. Arrays are those of `model`, in order, without the ones that are not saved.
+    ///
+    /// # Errors
+    /// As [`SavedParameters::load`].
+    pub fn load(
+        &self,
+        model: &dyn Model,
+        runtime: &Runtime,
+        placement: &Placement,
+        array_use: ArrayUse,
+    ) -> Result<LoadedParameters, StateError> {
+        let Some(language_model) = &self.language_model else {
+            return self.saved.load(model, runtime, placement, array_use);
+        };
+        let loaded = self.saved.load(&**language_model, runtime, placement, array_use)?;
+        let own = model.parameters();
+        let is_own = |path: &mt_shape::Path| own.iter().any(|(known, _)| known == path);
+        let paths = language_model.parameters().into_iter().map(|(path, _)| path);
+        let arrays = loaded.arrays.into_iter().zip(paths).filter(|(_, path)| is_own(path));
+        Ok(LoadedParameters { arrays: arrays.map(|(array, _)| array).collect(), ..loaded })
+    }
+}
+
 /// Saved parameters that fit a model. They have not been read.
 pub struct SavedParameters {
     path: PathBuf,

@@ -31,6 +31,8 @@ pub enum AdapterArray {
     B,
     /// The norm of each output, `[outputs]`.
     Magnitude,
+    /// A parameter that is trained and saved beside the adapters of others, such as the head of a reward model.
+    Whole,
 }
 
 impl AdapterArray {
@@ -40,6 +42,7 @@ impl AdapterArray {
             Self::A => "lora_a",
             Self::B => "lora_b",
             Self::Magnitude => "lora_magnitude",
+            Self::Whole => "whole",
         }
     }
 }
@@ -163,7 +166,8 @@ pub fn merged_weights<'t>(
     adapter: Adapter,
     values: &[Tensor<'t>],
 ) -> Vec<Tensor<'t>> {
-    let of_base = parameters.iter().zip(values).filter(|((_, spec), _)| spec.adapter.is_none());
+    let is_kept = |spec: &ParamSpec| matches!(spec.adapter, None | Some(AdapterArray::Whole));
+    let of_base = parameters.iter().zip(values).filter(|((_, spec), _)| is_kept(spec));
     let merged = of_base.map(|((path, spec), value)| {
         let adapted = parameters
             .iter()

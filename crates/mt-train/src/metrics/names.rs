@@ -23,8 +23,10 @@ pub const CHOSEN_REWARDS: &str = "rewards/chosen";
 pub const REJECTED_REWARDS: &str = "rewards/rejected";
 /// The mean difference of both rewards.
 pub const REWARD_MARGINS: &str = "rewards/margins";
-/// The share of pairs whose chosen answer has the larger reward.
+/// The share of pairs whose chosen answer has the larger reward, or of steps whose label is the more likely one.
 pub const REWARD_ACCURACIES: &str = "rewards/accuracies";
+/// Own metric: the standard deviation of an answer's reward over the heads of an ensemble, averaged over answers.
+pub const REWARD_DEVIATIONS: &str = "rewards/deviations";
 /// The mean log-probability of chosen, or desirable, answers.
 pub const CHOSEN_LOG_PROBABILITIES: &str = "logps/chosen";
 /// The mean log-probability of rejected, or undesirable, answers.

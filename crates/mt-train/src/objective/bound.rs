@@ -168,10 +168,10 @@ impl<'t> BoundModel<'_, 't> {
         })
     }
 
-    /// The logits of all tokens of the vocabulary.
+    /// The logits of all tokens of the vocabulary, or the scores of a reward model.
     ///
     /// # Shapes
-    /// `[batch, position, embed] -> [batch, position, vocab]`
+    /// `[batch, position, embed] -> [batch, position, vocab]`, or `f32[batch, position, score]`
     pub fn logits(&self, hidden: Tensor<'t>) -> Tensor<'t> {
         let (parameters, hidden) = self.head_inputs(hidden);
         self.model.apply_head(&parameters, hidden)

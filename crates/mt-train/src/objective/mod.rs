@@ -9,6 +9,7 @@ mod bound;
 mod further_tokens;
 mod next_token;
 mod preference;
+mod reward;
 
 use std::{
     borrow::Cow,
@@ -16,7 +17,7 @@ use std::{
     sync::Arc,
 };
 
-use mt_config::{PreferenceAlgorithm, TrainConfig, TrainingObjective};
+use mt_config::{PreferenceAlgorithm, RewardType, TrainConfig, TrainingObjective};
 use mt_models::{Model, holds_adapters};
 use mt_nn::SequenceOrder;
 use mt_shape::{Axis, DType};
@@ -28,6 +29,7 @@ pub use bound::{BoundModel, HiddenStates, SideOutputs};
 pub use further_tokens::FurtherTokens;
 pub use next_token::NextToken;
 pub use preference::{JudgedAnswers, PreferencePairs};
+pub use reward::{JudgedSteps, RankedAnswers};
 
 pub(crate) use bound::ModelUse;
 
@@ -215,6 +217,12 @@ pub(crate) fn of_config(settings: &TrainConfig) -> Arc<dyn Objective> {
         return match settings.preference.algo {
             PreferenceAlgorithm::Kto => Arc::new(JudgedAnswers::of_config(settings)),
             _ => Arc::new(PreferencePairs::of_config(settings)),
+        };
+    }
+    if settings.reward.use_reward {
+        return match settings.reward.reward_type {
+            RewardType::Outcome => Arc::new(RankedAnswers::of_config(settings)),
+            RewardType::Process => Arc::new(JudgedSteps::of_config(settings)),
         };
     }
     let tokens = NextToken {

@@ -21,5 +21,6 @@ mod preference;
 mod published;
 mod query_key_clip;
 mod restore;
+mod reward;
 mod statistics;
 mod training;

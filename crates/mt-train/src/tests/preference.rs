@@ -85,7 +85,7 @@ const LOSSES: &[(&str, &[&str])] = &[
 ];
 
 /// A stored matrix in the layout of a parameter: published kernels have their output axis first.
-fn in_layout(golden: &Golden, prefix: &str, path: &Path, spec: &ParamSpec) -> HostArray {
+pub fn in_layout(golden: &Golden, prefix: &str, path: &Path, spec: &ParamSpec) -> HostArray {
     let stored = golden.array(&format!("{prefix}.{}", published(path, spec)));
     let is_kernel = path.to_string().ends_with("kernel");
     let values: Vec<f32> = stored.to_f64().iter().map(|value| *value as f32).collect();
@@ -99,7 +99,7 @@ fn in_layout(golden: &Golden, prefix: &str, path: &Path, spec: &ParamSpec) -> Ho
 }
 
 /// The arrays of a batch whose second sequences are those stored under `second`.
-fn arrays(golden: &Golden, second: &str) -> Vec<HostArray> {
+pub fn arrays(golden: &Golden, second: &str) -> Vec<HostArray> {
     let both = |of: &dyn Fn(&str) -> Vec<i32>| {
         let [chosen, other] = ["chosen", second].map(of);
         let rows = chosen.chunks(LENGTH).zip(other.chunks(LENGTH));
@@ -116,15 +116,25 @@ fn arrays(golden: &Golden, second: &str) -> Vec<HostArray> {
     vec![stored("inputs"), positions, stored("segments"), stored("targets"), stored("counted")]
 }
 
-struct Outcome {
-    loss: f64,
-    metrics: Vec<(MetricName, f64)>,
-    gradients: Vec<HostArray>,
+pub struct Outcome {
+    pub loss: f64,
+    pub metrics: Vec<(MetricName, f64)>,
+    pub gradients: Vec<HostArray>,
 }
 
 /// The loss, its metrics and gradients for the stored parameters of both models.
 fn run(keys: &[&str], golden: &Golden) -> (Arc<dyn Model>, Outcome) {
     let setup = Setup::new(&[MODEL, keys].concat(), 1);
+    let batch = match setup.programs().loss.objective.name() {
+        "judged answers" => [arrays(golden, "mismatched"), vec![golden.array("labels")]].concat(),
+        _ => arrays(golden, "rejected"),
+    };
+    let outcome = outcome(&setup, golden, "policy", batch);
+    (setup.model.clone(), outcome)
+}
+
+/// The loss of a batch, its metrics and gradients for the parameters that are stored under `trained`.
+pub fn outcome(setup: &Setup, golden: &Golden, trained: &str, batch: Vec<HostArray>) -> Outcome {
     let rule = setup.programs().loss;
     let specs = setup.model.parameters();
     let options = ProgramOptions {
@@ -156,15 +166,11 @@ fn run(keys: &[&str], golden: &Golden) -> (Arc<dyn Model>, Outcome) {
         results.map(|value| inputs.replicated("result", value.cast(DType::F32))).collect()
     })
     .unwrap();
-    let of_model =
-        |prefix: &'static str| specs.iter().map(move |(path, spec)| in_layout(golden, prefix, path, spec));
-    let is_judged = rule.objective.name() == "judged answers";
-    let batch = match is_judged {
-        true => [arrays(golden, "mismatched"), vec![golden.array("labels")]].concat(),
-        false => arrays(golden, "rejected"),
+    let of_model = |prefix: &str| -> Vec<HostArray> {
+        specs.iter().map(|(path, spec)| in_layout(golden, prefix, path, spec)).collect()
     };
     let reference = has_reference.then(|| of_model("reference"));
-    let arguments = of_model("policy").chain(reference.into_iter().flatten());
+    let arguments = of_model(trained).into_iter().chain(reference.into_iter().flatten());
     let arguments: Vec<HostArray> = arguments.chain(batch).collect();
     let executable = compile(&program);
     let place = |(value, argument): (&HostArray, &mt_ir::ProgramValue)| {
@@ -175,13 +181,17 @@ fn run(keys: &[&str], golden: &Golden) -> (Arc<dyn Model>, Outcome) {
     let mut results: Vec<HostArray> = results.iter().map(|array| array.to_host().unwrap()).collect();
     let gradients = results.split_off(1 + reported.len());
     let metrics = reported.into_iter().zip(results[1..].iter().map(|value| value.to_f64()[0])).collect();
-    (setup.model.clone(), Outcome { loss: results[0].to_f64()[0], metrics, gradients })
+    Outcome { loss: results[0].to_f64()[0], metrics, gradients }
 }
 
 fn check(name: &str, keys: &[&str], golden: &Golden) {
     let (model, made) = run(keys, golden);
+    compare(&format!("{name} with {keys:?}"), name, &*model, &made, golden);
+}
+
+/// Compares the loss and its gradients with those stored under `name`.
+pub fn compare(what: &str, name: &str, model: &dyn Model, made: &Outcome, golden: &Golden) {
     let expected = golden.array(&format!("{name}.loss")).to_f64()[0];
-    let what = format!("{name} with {keys:?}");
     assert!((made.loss - expected).abs() <= 1e-5 * expected.abs(), "{what}: {}, not {expected}", made.loss);
     for ((path, spec), gradient) in model.parameters().iter().zip(&made.gradients) {
         let expected = in_layout(golden, name, path, spec);

@@ -9,6 +9,8 @@ pub fn published(path: &Path, spec: &ParamSpec) -> String {
         return match path.to_string().as_str() {
             "token_embedder.embedding" => "model.embed_tokens.weight".to_owned(),
             "final_norm.scale" => "model.norm.weight".to_owned(),
+            "score.kernel" => "score.weight".to_owned(),
+            "score.bias" => "score.bias".to_owned(),
             _ => "lm_head.weight".to_owned(),
         };
     };

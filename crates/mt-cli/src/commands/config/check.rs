@@ -8,13 +8,13 @@ use mt_plan::compile::Subject;
 use mt_shape::DeviceAttributes;
 
 use crate::{
-    arguments::{Arguments, Check, Command, Compile, Decode, Estimate, Logits, Settings},
+    arguments::{Arguments, Check, Command, Compile, Decode, Estimate, Logits, Reward, Settings},
     commands::{compile, decode, estimate, logits, resolve, warn, warn_of_training, warn_on},
     failure::{Failure, print},
 };
 
 /// Commands of MaxText that are not built yet.
-const NOT_BUILT: &[&str] = &["reward", "rl", "distill", "serve", "eval", "bench"];
+const NOT_BUILT: &[&str] = &["rl", "distill", "serve", "eval", "bench"];
 
 /// The commands whose arguments are configurations, and can be checked.
 pub fn checked() -> Vec<String> {
@@ -45,6 +45,12 @@ fn check(command: Command) -> Result<(), Failure> {
         Command::Train(settings) => check_train(None, settings),
         Command::Sft(settings) => check_train(PresetCommand::named("sft"), settings),
         Command::Dpo(settings) => check_train(PresetCommand::named("dpo"), settings),
+        Command::Reward(Reward { command: None, settings }) => {
+            check_train(PresetCommand::named("reward"), settings)
+        }
+        Command::Reward(_) => Err(Failure::user(
+            "`reward score` has no configuration to check\nhint: check the training of a reward model: `maxtext config check reward …`",
+        )),
         Command::Chat(settings) => check_chat(settings),
         Command::Decode(command) => check_decode(command),
         Command::Estimate(command) => check_estimate(command),

@@ -27,8 +27,7 @@ use crate::{
 pub use answer::{AnswerText, Screen};
 pub use prompts::Chat;
 use prompts::Prompt;
-pub use source::with_tokenizer_settings;
-use source::{FoundTokenizer, configure};
+pub use source::{FoundTokenizer, configure, with_tokenizer_settings};
 
 /// Runs `maxtext decode`.
 pub fn run(mut command: Decode) -> Result<(), Failure> {
@@ -81,7 +80,7 @@ pub fn prepare_chat(settings: Settings) -> Result<PreparedChat, Failure> {
     }
     let (config, source) = configure(keys)?;
     let decode = DecodeConfig::from_config(&config)?;
-    let FoundTokenizer { tokenizer, directory } = source.tokenizer(&decode)?;
+    let FoundTokenizer { tokenizer, directory } = source.tokenizer(&decode.tokenizer, &decode.checkpoint)?;
     let Some(chat) = Chat::find(&decode.decode, &tokenizer, directory.as_deref())? else {
         return Err(Failure::user(
             "a conversation needs the chat template, but `use_chat_template` is `false`\n\
@@ -106,7 +105,7 @@ pub struct Prepared {
 pub fn prepare(settings: Settings) -> Result<Prepared, Failure> {
     let (config, source) = configure(settings.settings)?;
     let decode = DecodeConfig::from_config(&config)?;
-    let FoundTokenizer { tokenizer, directory } = source.tokenizer(&decode)?;
+    let FoundTokenizer { tokenizer, directory } = source.tokenizer(&decode.tokenizer, &decode.checkpoint)?;
     let chat = Chat::find(&decode.decode, &tokenizer, directory.as_deref())?;
     let add_bos = source.begins_texts(&decode.tokenizer, &tokenizer);
     let prompts = prompts::encode(&decode.decode, &tokenizer, add_bos, chat.as_ref())?;

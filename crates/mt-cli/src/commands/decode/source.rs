@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use mt_config::{
-    Config, DecodeConfig, Entry, Origin, Request as ConfigRequest, TokenizerChoice, TokenizerGroup,
+    CheckpointGroup, Config, Entry, Origin, Request as ConfigRequest, TokenizerChoice, TokenizerGroup,
     TokenizerType, TrainConfig, run_directory_of, saved_config_path,
 };
 use mt_data::{DataError, Tokenizer};
@@ -153,9 +153,13 @@ pub struct FoundTokenizer {
 
 impl Source {
     /// The tokenizer: the one that this command names, or else the one that accompanies the weights.
-    pub fn tokenizer(&self, decode: &DecodeConfig) -> Result<FoundTokenizer, Failure> {
-        let mut group = decode.tokenizer.clone();
-        let mut brought = decode.checkpoint.brought_tokenizer();
+    pub fn tokenizer(
+        &self,
+        group: &TokenizerGroup,
+        checkpoint: &CheckpointGroup,
+    ) -> Result<FoundTokenizer, Failure> {
+        let mut group = group.clone();
+        let mut brought = checkpoint.brought_tokenizer();
         let given = &self.given;
         let is_byte = group.tokenizer_type == TokenizerType::Byte;
         if given.tokenizer_type && is_byte {

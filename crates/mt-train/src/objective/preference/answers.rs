@@ -58,6 +58,20 @@ pub fn answer_tokens<'t>(batch: &BatchTensors<'t>) -> Tensor<'t> {
     token_weights(batch.of(TARGETS_SEGMENTATION))
 }
 
+/// The first `sequences` sequences of each row, as a model takes them. The sequences of a row stay on its device.
+pub fn model_tokens<'t>(batch: &BatchTensors<'t>, sequences: usize) -> Tokens<'t> {
+    Tokens {
+        tokens: flat(batch, INPUTS, sequences),
+        positions: flat(batch, INPUTS_POSITION, sequences),
+        segmentation: flat(batch, INPUTS_SEGMENTATION, sequences),
+        order: batch.order,
+    }
+}
+
+fn flat<'t>(batch: &BatchTensors<'t>, name: &str, sequences: usize) -> Tensor<'t> {
+    batch.of(name).slice(SEQUENCE, 0, sequences).merge(&[BATCH, SEQUENCE], BATCH)
+}
+
 /// The log-probabilities of the targets of each row's first `sequences` sequences. `weights` selects tokens.
 ///
 /// # Shapes
@@ -70,20 +84,9 @@ pub fn log_probabilities<'t>(
 ) -> Answers<'t> {
     let sequences = weights.axis(SEQUENCE);
     let rows = weights.axis(BATCH);
-    // The sequences of a row stay on its device.
-    let flat = |name: &str| {
-        let array = batch.of(name).slice(SEQUENCE, 0, sequences.size);
-        array.merge(&[BATCH, SEQUENCE], BATCH)
-    };
     let parted = |flat: Tensor<'t>| flat.split(BATCH, &[rows, sequences]);
-    let tokens = Tokens {
-        tokens: flat(INPUTS),
-        positions: flat(INPUTS_POSITION),
-        segmentation: flat(INPUTS_SEGMENTATION),
-        order: batch.order,
-    };
-    let states = model.hidden(tokens);
-    let targets = flat(TARGETS);
+    let states = model.hidden(model_tokens(batch, sequences.size));
+    let targets = flat(batch, TARGETS, sequences.size);
     let each = parted(model.token_log_probabilities(states.hidden, targets));
     let surprise = wants_surprise.then(|| {
         let squares = parted(model.token_log_squares(states.hidden, targets));

@@ -5,5 +5,7 @@ mod judged;
 mod losses;
 mod pairs;
 
+pub(super) use answers::{SEQUENCE, answer_tokens, arrays, model_tokens, present};
 pub use judged::JudgedAnswers;
+pub(super) use losses::log_sigmoid;
 pub use pairs::PreferencePairs;
