@@ -7,9 +7,7 @@ use mt_nn::{LayerPlace, ParamSpec};
 use mt_shape::{DType, HostArray, Path, Placement};
 use mt_trace::program;
 
-use crate::harness::{
-    Batch, Golden, declare, declare_batch, decoder, golden, largest_error, options, run,
-};
+use crate::harness::{Batch, Golden, declare, declare_batch, decoder, golden, largest_error, options, run};
 
 /// Compares the logits of a model, and of its modules that predict further tokens, with those of a golden.
 #[track_caller]
