@@ -148,7 +148,10 @@ pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
         let in_files = |tensor: String| match (module, module_name) {
             (Some(module), Some(named)) => {
                 let prefix = format!("model.layers.{}.", num_layers + module);
-                named(module, tensor.strip_prefix(&prefix).expect("a module's tensors are named as a layer's"))
+                named(
+                    module,
+                    tensor.strip_prefix(&prefix).expect("a module's tensors are named as a layer's"),
+                )
             }
             _ => tensor,
         };
