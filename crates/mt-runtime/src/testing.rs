@@ -5,9 +5,9 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use mt_ir::Program;
+use mt_ir::{Program, ProgramValue};
 use mt_pjrt::Platform;
-use mt_shape::HostArray;
+use mt_shape::{DType, HostArray};
 
 use crate::{Array, CompileSettings, Input, Runtime, RuntimeError, RuntimeOptions};
 
@@ -64,4 +64,97 @@ pub fn run(program: &Program, inputs: &[HostArray]) -> Result<Vec<HostArray>, Ru
         arguments.push(Input::Donate(Array::from_host(runtime, input, &sharding)?));
     }
     executable.run(arguments)?.iter().map(Array::to_host).collect()
+}
+
+/// The program with `f64` in place of `f32`, in arguments, results and all values between them. If two programs agree in
+/// `f64` and differ in `f32`, they compute the same and only round differently.
+///
+/// # Panics
+/// The program calls CPU kernels, which compute in `f32`.
+#[track_caller]
+pub fn in_f64(program: &Program) -> Program {
+    assert!(!program.text.contains("custom_call"), "`{}` calls kernels", program.name);
+    let widen = |values: &[ProgramValue]| -> Vec<ProgramValue> {
+        values
+            .iter()
+            .cloned()
+            .map(|mut value| {
+                value.ty.dtype = widened_type(value.ty.dtype);
+                value
+            })
+            .collect()
+    };
+    Program {
+        text: widened_text(&program.text),
+        inputs: widen(&program.inputs),
+        outputs: widen(&program.outputs),
+        ..program.clone()
+    }
+}
+
+/// An argument of a program [`in_f64`].
+#[track_caller]
+pub fn widened(array: &HostArray) -> HostArray {
+    match widened_type(array.dtype()) {
+        dtype if dtype == array.dtype() => array.clone(),
+        dtype => HostArray::from_slice(dtype, array.dims(), &array.to_f64()).expect("the sizes are equal"),
+    }
+}
+
+fn widened_type(dtype: DType) -> DType {
+    if dtype == DType::F32 { DType::F64 } else { dtype }
+}
+
+/// StableHLO text with `f64` in place of `f32`. Constants keep their values.
+fn widened_text(text: &str) -> String {
+    let mut wide = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("dense<") {
+        let (data, behind) = after.split_once('>').expect("a constant ends");
+        let ty = behind.strip_prefix(" : tensor<").and_then(|ty| ty.split_once('>')).map(|(ty, _)| ty);
+        let is_narrow = ty.is_some_and(|ty| ty == "f32" || ty.ends_with("xf32"));
+        wide.push_str(&before.replace("f32", "f64"));
+        let data = if is_narrow { widened_constant(data) } else { data.to_owned() };
+        wide.push_str(&format!("dense<{data}>"));
+        rest = behind;
+    }
+    wide.push_str(&rest.replace("f32", "f64"));
+    wide
+}
+
+/// The bits of an `f32` constant's elements as those of an `f64`.
+fn widened_constant(data: &str) -> String {
+    let wide = |value: f32| format!("{:016X}", f64::from(value).to_bits());
+    let parsed = |digits: &str| u32::from_str_radix(digits, 16).expect("hexadecimal digits");
+    match data.strip_prefix("\"0x").and_then(|data| data.strip_suffix('"')) {
+        // A table's elements have their lowest byte first.
+        Some(table) => {
+            let elements = table.as_bytes().chunks(8).map(|digits| {
+                let digits = std::str::from_utf8(digits).expect("hexadecimal digits");
+                let bits = f64::from(f32::from_bits(parsed(digits).swap_bytes())).to_bits();
+                format!("{:016X}", bits.swap_bytes())
+            });
+            format!("\"0x{}\"", elements.collect::<String>())
+        }
+        None => match data.strip_prefix("0x") {
+            Some(digits) => format!("0x{}", wide(f32::from_bits(parsed(digits)))),
+            None if data.is_empty() => String::new(),
+            None => format!("0x{}", wide(data.parse().expect("a number"))),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_keep_their_values() {
+        let narrow = "%0 = stablehlo.constant() {value = dense<0xFF800000> : tensor<2xf32>} : tensor<2xf32>\n\
+                      dense<\"0x0000803F000000C0\"> : tensor<2xf32> dense<[1, 2]> : tensor<2xi64> dense<0.1> : tensor<f32>";
+        let wide = "%0 = stablehlo.constant() {value = dense<0xFFF0000000000000> : tensor<2xf64>} : tensor<2xf64>\n\
+                    dense<\"0x000000000000F03F00000000000000C0\"> : tensor<2xf64> dense<[1, 2]> : tensor<2xi64> \
+                    dense<0x3FB99999A0000000> : tensor<f64>";
+        assert_eq!(widened_text(narrow), wide);
+    }
 }

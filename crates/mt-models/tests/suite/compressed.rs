@@ -94,7 +94,6 @@ fn eight_devices_equal_one() {
         (&["ici_context_parallelism=4", "ici_fsdp_parallelism=2"], SequenceOrder::Paired { parts: 4 }),
         (&["ici_context_parallelism=4", "ici_expert_parallelism=2"], SequenceOrder::AsRead),
     ];
-    // With several streams, which begin equal, sums of gradients of their mixing cancel beyond the precision of `f32`.
     let one_stream = [
         "base_num_decoder_layers=4",
         "compress_ratios=[0,4,5,4]",
@@ -104,6 +103,9 @@ fn eight_devices_equal_one() {
     for scan in ["scan_layers=true", "scan_layers=false"] {
         context::check_with(&[SMALL, &one_stream, &[scan]].concat(), meshes, &batch);
     }
+    // With several streams, which begin equal, sums of gradients of their mixing cancel beyond the precision of `f32`.
+    let streams = ["mtp_num_layers=2", "scan_layers=true", "remat_policy=full"];
+    context::check_exactly(&[SMALL, &streams].concat(), meshes, &batch);
 }
 
 /// Products of a query with all keys that it sees, counted one query after the other.

@@ -198,11 +198,18 @@ fn logits_are_those_of_the_equations() {
 fn eight_devices_equal_one() {
     const EXPERTS: &[&str] = &["ici_expert_parallelism=8", "ici_fsdp_parallelism=1"];
     const EXPERTS_AND_WEIGHTS: &[&str] = &["ici_expert_parallelism=4", "ici_fsdp_parallelism=2"];
-    let meshes = [(EXPERTS, SequenceOrder::AsRead), (EXPERTS_AND_WEIGHTS, SequenceOrder::AsRead)];
+    const THREE: &[&str] =
+        &["ici_expert_parallelism=2", "ici_tensor_parallelism=2", "ici_fsdp_parallelism=2"];
+    const CONTEXT: &[&str] =
+        &["ici_context_parallelism=4", "ici_expert_parallelism=2", "ici_fsdp_parallelism=1"];
+    let meshes = [EXPERTS, EXPERTS_AND_WEIGHTS, THREE, CONTEXT].map(|mesh| (mesh, SequenceOrder::AsRead));
     let rows: [&[usize]; 8] = [&[9, 7], &[16], &[5, 7], &[16], &[16], &[1, 15], &[12], &[16]];
     let batch = Batch::packed(&rows, 16, 272);
     let common = ["num_experts=8", "engram_head_dim=8", "remat_policy=full", "engram_vocab_bases=[40,60]"];
-    context::check_with(&with(&[&common[..], &["mtp_num_layers=2"]].concat()), &meshes, &batch);
+    let arguments = with(&[&common[..], &["mtp_num_layers=2"]].concat());
+    context::check_with(&arguments, &meshes, &batch);
+    context::check_exactly(&arguments, &meshes[2..], &batch);
+    context::check_exactly(&with(&[&common[..], STREAMS].concat()), &meshes[2..], &batch);
 }
 
 #[test]

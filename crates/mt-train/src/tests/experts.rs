@@ -4,8 +4,8 @@
 use std::fmt::Write as _;
 
 use super::{
-    placement::{Part, exchanges, wrong_numbers},
-    training::{LATENT_MIXTURE, LENGTH, NUM_DEVICES, NUM_ROWS, on_one_device, train},
+    placement::{Part, differences, exchanges, wrong_numbers},
+    training::{LATENT_MIXTURE, LENGTH, NUM_DEVICES, NUM_ROWS, on_one_device, train, train_in_f64},
 };
 
 const EXPERT: &[&str] = &["ici_expert_parallelism=8", "ici_fsdp_parallelism=1"];
@@ -50,12 +50,34 @@ const GPT_OSS: &[&str] = &[
     "routed_bias=true",
 ];
 
+const GEMMA4: &[&str] = &[
+    "decoder_block=gemma4",
+    "shared_experts=1",
+    "sliding_window_size=10",
+    "attention_pattern=local,global",
+    "norm_topk_prob=true",
+];
+
 /// Compares all meshes with one device.
 fn check(model: &[&str]) {
     let expected = on_one_device(model);
     let mut report = String::new();
     for mesh in MESHES {
         let problems = wrong_numbers(&train(model, mesh, NUM_DEVICES), &expected);
+        if !problems.is_empty() {
+            let _ = writeln!(report, "{mesh:?}:\n{problems}");
+        }
+    }
+    assert!(report.is_empty(), "\n{report}");
+}
+
+/// As [`check`], in `f64`, and as exactly as `f64` allows: for models with gradients so small beside their summands that
+/// `f32` rounds them away.
+fn check_exactly(model: &[&str]) {
+    let expected = train_in_f64(model, &[], 1);
+    let mut report = String::new();
+    for mesh in MESHES {
+        let problems = differences(&train_in_f64(model, mesh, NUM_DEVICES), &expected, [1e-9, 1e-9]);
         if !problems.is_empty() {
             let _ = writeln!(report, "{mesh:?}:\n{problems}");
         }
@@ -81,6 +103,11 @@ fn weighted_inputs_in_every_second_layer() {
 #[test]
 fn experts_with_biases() {
     check(&[EXPERTS, GPT_OSS].concat());
+}
+
+#[test]
+fn experts_beside_an_mlp() {
+    check_exactly(&[EXPERTS, GEMMA4].concat());
 }
 
 /// Devices gather the tokens, choices and weights of those that hold other experts, and scatter sums: in the forward pass

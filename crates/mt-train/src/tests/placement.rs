@@ -199,18 +199,23 @@ pub fn check_with(both: &[&str], ways: &[Way]) {
 
 /// Describes losses and gradients that differ.
 pub fn wrong_numbers(actual: &Trained, expected: &Trained) -> String {
+    differences(actual, expected, [1e-5, 1e-4])
+}
+
+/// Describes losses and gradients whose relative differences exceed the first and the second tolerance.
+pub fn differences(actual: &Trained, expected: &Trained, [of_losses, of_gradients]: [f64; 2]) -> String {
     let mut text = String::new();
     assert_eq!(actual.losses.len(), expected.losses.len());
     assert!(actual.gradients.keys().eq(expected.gradients.keys()), "the same parameters have gradients");
     assert!(actual.bytes.keys().eq(expected.bytes.keys()), "the same arrays are held");
     for (step, (loss, expected)) in actual.losses.iter().zip(&expected.losses).enumerate() {
-        if ((loss - expected) / expected).abs() > 1e-5 {
+        if ((loss - expected) / expected).abs() > of_losses {
             let _ = writeln!(text, "  loss {loss} of step {step} is not {expected}");
         }
     }
     for (name, gradient) in &actual.gradients {
         let error = distance(gradient, &expected.gradients[name]);
-        if error.is_nan() || error > 1e-4 {
+        if error.is_nan() || error > of_gradients {
             let _ = writeln!(text, "  gradient of `{name}` differs by {error:e}");
         }
     }

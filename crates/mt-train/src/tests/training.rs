@@ -207,10 +207,27 @@ fn first_values(arguments: &[&str]) -> Arc<BTreeMap<String, HostArray>> {
 
 /// Trains the tiny model, configured by `model`, from its initial values, with the placement and settings of `way`.
 pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
-    let first = first_values(model);
+    train_from(first_values(model), model, way, num_devices, |program| program)
+}
+
+/// As [`train`], with `f64` in place of `f32`: differences show what rounding does not explain.
+pub fn train_in_f64(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
+    let widen = |(name, value): (&String, &HostArray)| (name.clone(), testing::widened(value));
+    let first = Arc::new(first_values(model).iter().map(widen).collect());
+    train_from(first, model, way, num_devices, |program| testing::in_f64(&program))
+}
+
+fn train_from(
+    first: Arc<BTreeMap<String, HostArray>>,
+    model: &[&str],
+    way: &[&str],
+    num_devices: usize,
+    change: impl FnOnce(mt_ir::Program) -> mt_ir::Program,
+) -> Trained {
     let setup = Setup::new(&[model, way].concat(), num_devices);
     let programs = setup.programs();
     let Measured { program, names } = programs.train_step(NUM_ROWS).unwrap();
+    let program = change(program);
     let step = compile(&program);
     let runtime = cpu(num_devices);
     let is_state = |name: &str| first.contains_key(name);
