@@ -27,6 +27,6 @@ pub use model::{
 pub use storage::{
     AdaptedParameters, AdapterOptions, AdapterRecord, Affine, ArrayUse, EXACT_ITEM, LoadedParameters,
     SavedParameters, StateArray, StateEntries, StateError, StateReader, Storage, StoredParameter,
-    StoredSlice, WeightsOrigin, adapter_indices, check_parameters, holds_adapters, load_parameters, moment_scale,
-    parameter_key,
+    StoredSlice, WeightsOrigin, adapter_indices, check_parameters, holds_adapters, load_parameters,
+    moment_scale, parameter_key,
 };

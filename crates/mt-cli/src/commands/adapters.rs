@@ -12,7 +12,9 @@ pub fn with_adapter_settings(mut config: Config) -> Result<Config, Failure> {
         return Ok(config);
     }
     let group = CheckpointGroup::from_config(&config)?;
-    let Some(path) = group.lora_restore_path.as_deref().or(group.parameters_path()) else { return Ok(config) };
+    let Some(path) = group.lora_restore_path.as_deref().or(group.parameters_path()) else {
+        return Ok(config);
+    };
     // A path that does not exist is reported where it is loaded, and a run that is resumed needs none.
     if !path.exists() {
         return Ok(config);

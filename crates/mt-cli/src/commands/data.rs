@@ -189,7 +189,9 @@ fn verdicts(batch: &Batch) -> Vec<&'static str> {
         _ => 1,
     };
     match batch.array(arrays::LABELS).map(|labels| labels.to_f64()) {
-        Some(labels) => labels.iter().map(|label| if *label > 0.5 { "desirable" } else { "undesirable" }).collect(),
+        Some(labels) => {
+            labels.iter().map(|label| if *label > 0.5 { "desirable" } else { "undesirable" }).collect()
+        }
         None if num_sequences == 2 => vec!["chosen", "rejected"],
         None => Vec::new(),
     }
@@ -228,8 +230,10 @@ impl Example {
             return Ok(object.to_string());
         }
         let verdict = self.verdict.map(|verdict| format!(" ({verdict})")).unwrap_or_default();
-        let mut text =
-            format!("example {number}{verdict}: {} tokens, of which {num_losses} have a loss\n", self.tokens.len());
+        let mut text = format!(
+            "example {number}{verdict}: {} tokens, of which {num_losses} have a loss\n",
+            self.tokens.len()
+        );
         let [begin, end] = match style {
             Style::Colored => ["\x1b[32m", "\x1b[0m"],
             _ => ["\u{27e6}", "\u{27e7}"],
@@ -256,7 +260,11 @@ mod tests {
     fn tokens_with_a_loss_are_marked() {
         let tokenizer = Tokenizer::bytes();
         let tokens = tokenizer.encode("ab cd", false, false).unwrap();
-        let example = Example { verdict: None, tokens: tokens.clone(), has_loss: vec![false, false, false, true, true] };
+        let example = Example {
+            verdict: None,
+            tokens: tokens.clone(),
+            has_loss: vec![false, false, false, true, true],
+        };
         let head = "example 1: 5 tokens, of which 2 have a loss\n";
         let shown = |style| example.shown(1, &tokenizer, style).unwrap();
         assert_eq!(shown(Style::Marked), format!("{head}ab ⟦cd⟧\n"));

@@ -52,7 +52,8 @@ pub fn peft_modules(group: &ModelGroup, directory: &Path) -> Result<String, Stat
     let dense = build_decoder(&plain)?;
     let adapted = adapted_tensors(directory)?;
     let tensors = dense.file_tensors()?;
-    let held = tensors.iter().filter(|tensor| adapted.contains(&tensor.name)).flat_map(|tensor| &tensor.parts);
+    let held =
+        tensors.iter().filter(|tensor| adapted.contains(&tensor.name)).flat_map(|tensor| &tensor.parts);
     let held: BTreeSet<usize> = held.map(|part| part.parameter).collect();
     let matrices = matrices(&dense);
     if matrices.iter().all(|matrix| matrix.is_usual() == held.contains(&matrix.parameter)) {

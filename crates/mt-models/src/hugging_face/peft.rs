@@ -79,9 +79,9 @@ pub(crate) fn peft_options(directory: &Path) -> Result<AdapterOptions, StateErro
         return Err(refused(format!("`bias` is {}, which is not built", of("bias")), hint));
     }
     let initial = of("init_lora_weights");
-    let is_plain = initial.as_str().map_or(initial.is_boolean() || initial.is_null(), |name| {
-        PLAIN_INITIAL_VALUES.contains(&name)
-    });
+    let is_plain = initial
+        .as_str()
+        .map_or(initial.is_boolean() || initial.is_null(), |name| PLAIN_INITIAL_VALUES.contains(&name));
     if !is_plain {
         let hint = "convert the adapters with `path_initial_model_for_weight_conversion` of PEFT's \
                     `save_pretrained`, or merge them into their base";

@@ -8,8 +8,8 @@ use mt_shape::Placement;
 use serde_json::{Map, Value};
 
 use super::{
-    AdapterOptions, ArrayUse, SavedParameters, StateArray, StateReader, WeightsOrigin, reader::check_adapters,
-    saved::LoadedParameters,
+    AdapterOptions, ArrayUse, SavedParameters, StateArray, StateReader, WeightsOrigin,
+    reader::check_adapters, saved::LoadedParameters,
 };
 use crate::{
     Model, StateError,
@@ -243,7 +243,8 @@ pub(super) fn adapter_checkpoint(path: &Path) -> Result<Option<(Checkpoint, Adap
         return Ok(None);
     }
     let newest = Checkpoint::open_path(path);
-    let is_adapted = newest.as_ref().is_ok_and(|checkpoint| AdapterRecord::of(checkpoint.custom_metadata()).is_some());
+    let is_adapted =
+        newest.as_ref().is_ok_and(|checkpoint| AdapterRecord::of(checkpoint.custom_metadata()).is_some());
     let newest = match checkpoints_directory(path)?.filter(|_| newest.is_err() || is_adapted) {
         // Adapters are small, so that all their bytes are checked at once.
         Some(directory) => open_latest(&directory)?.map(|latest| latest.value),

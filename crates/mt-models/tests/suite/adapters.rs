@@ -201,7 +201,8 @@ fn adapters_that_cannot_be_are_refused() {
     };
     let error = opened(&["lora_rank=4", "lora_alpha=5", "use_dora=true"], &peft("llama_six_on_two", "lora"));
     let text = error.to_string();
-    for expected in ["`lora.lora_rank` is 3 there and 4 here", "`lora.lora_rank=3`", "`lora.use_dora=false`"] {
+    for expected in ["`lora.lora_rank` is 3 there and 4 here", "`lora.lora_rank=3`", "`lora.use_dora=false`"]
+    {
         assert!(error.is_user_error() && text.contains(expected), "{text}");
     }
     let other = peft("gemma2_odd_untied", "lora");
@@ -240,7 +241,8 @@ fn options_and_linear_maps_are_those_of_the_directory() {
     // What a file leaves out has PEFT's defaults.
     let target = tempfile::tempdir().unwrap();
     let from = peft("llama_six_on_two", "lora");
-    fs::copy(from.join("adapter_model.safetensors"), target.path().join("adapter_model.safetensors")).unwrap();
+    fs::copy(from.join("adapter_model.safetensors"), target.path().join("adapter_model.safetensors"))
+        .unwrap();
     let text = fs::read_to_string(from.join("adapter_config.json")).unwrap();
     let changed = |change: &dyn Fn(&mut serde_json::Value)| {
         let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
