@@ -71,13 +71,12 @@ pub enum RewardCommand {
     Score(RewardScore),
 }
 
-/// The arguments of `maxtext reward score`.
+/// The arguments of `maxtext reward score`: files of answers, and the keys that name the model.
 #[derive(Debug, Args)]
 pub struct RewardScore {
     /// The columns of the records [default: prompt,completion; of steps: prompt,completions]
     #[arg(long, value_name = "NAME,…")]
     pub columns: Option<String>,
-    /// Files of answers (JSON lines or parquet), and keys that name the model
-    #[arg(value_name = "FILE | KEY=VALUE", allow_hyphen_values = true)]
-    pub words: Vec<String>,
+    #[command(flatten)]
+    pub settings: Settings,
 }

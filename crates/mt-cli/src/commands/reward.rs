@@ -31,9 +31,12 @@ pub fn run(arguments: Reward) -> Result<ExitCode, Failure> {
 }
 
 /// The scores of files of answers.
-fn score(arguments: RewardScore) -> Result<(), Failure> {
-    let (files, keys): (Vec<String>, Vec<String>) =
-        arguments.words.into_iter().partition(|word| is_data(word));
+fn score(mut arguments: RewardScore) -> Result<(), Failure> {
+    if let Some(columns) = arguments.settings.take_option("--columns", "prompt,completion")? {
+        arguments.columns = Some(columns);
+    }
+    let words = arguments.settings.settings.into_iter();
+    let (files, keys): (Vec<String>, Vec<String>) = words.partition(|word| is_data(word));
     if files.is_empty() {
         return Err(Failure::user(
             "no file of answers is named\n\

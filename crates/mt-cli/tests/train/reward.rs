@@ -146,7 +146,8 @@ fn answers_and_steps_are_scored() {
     sandbox.train("first", &language_model).succeeded();
     let evaluated =
         ["steps=4", "hf_eval_files=others.jsonl", "eval_interval=2", "load_parameters_path=runs/first"];
-    let ensemble = ["reward.num_reward_heads=2", "eval_data_columns=[prompt,chosen,rejected]"];
+    let ensemble =
+        ["reward.num_reward_heads=2", "eval_data_columns=[prompt,chosen,rejected]", "max_target_length=64"];
     sandbox.train("judge", &[PAIRS, &evaluated, &ensemble].concat()).succeeded();
     let metrics = sandbox.metrics("judge");
     let last = metrics.evaluation.values().last().unwrap();
@@ -237,7 +238,6 @@ fn wrong_keys_and_records_are_refused() {
         &["reward.reward_type=process", "reward.num_reward_heads=3"],
         &["an ensemble that judges steps", "not built"],
     );
-    check(&["reward.step_separator=;"], &["which does not read it", "use `reward.reward_type=process`"]);
     check(&["train_data_columns=[text]"], &["a preference pair has two columns or three"]);
     check(
         &["reward.reward_type=process", "train_data_columns=[a,b]"],

@@ -72,18 +72,5 @@ impl RewardGroup {
                 "use a text that steps do not contain, such as a line break, the default",
             ));
         }
-        for (key, owner) in [
-            ("margin_column", RewardType::Outcome),
-            ("center_rewards_coefficient", RewardType::Outcome),
-            ("step_separator", RewardType::Process),
-            ("train_on_last_step_only", RewardType::Process),
-        ] {
-            if owner != self.reward_type && config.entry(key).is_changed() {
-                problems.push(Problem::inconsistent(
-                    format!("{}, but {}, which does not read it", stated(key), stated("reward_type")),
-                    format!("leave out `reward.{key}`, or use `reward.reward_type={}`", owner.name()),
-                ));
-            }
-        }
     }
 }
