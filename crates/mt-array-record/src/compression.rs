@@ -67,6 +67,8 @@ impl Compression {
             Self::Zstd { level } => {
                 let mut encoder = zstd::stream::read::Encoder::new(bytes, level)?;
                 encoder.window_log(ZSTD_WINDOW_LOG)?;
+                // The decoder then allocates no more than the buffer needs.
+                encoder.set_pledged_src_size(Some(bytes.len() as u64))?;
                 encoder.read_to_end(&mut compressed)?;
             }
             Self::Brotli { level } => {
