@@ -214,6 +214,8 @@ fn shown(value: &Value) -> String {
     match value {
         Value::Null => "none".to_owned(),
         Value::String(text) if text.is_empty() => "empty".to_owned(),
+        // A row of a table is one line.
+        Value::String(text) if text.contains('\n') => format!("`{}`", text.escape_default()),
         other => format!("`{}`", value_text(other)),
     }
 }

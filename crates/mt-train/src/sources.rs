@@ -19,7 +19,7 @@ use crate::{
 /// The key of frozen models in a checkpoint's metadata.
 const FROZEN: &str = "frozen_models";
 
-/// What checkpoints record of these weights.
+/// The record of these weights in checkpoints.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SourceRecord {
     adapters: Option<AdapterRecord>,
@@ -40,7 +40,7 @@ impl SourceRecord {
     }
 }
 
-/// The sources of a run, which are opened and compared with its models once. Of the weights, only checksums have been read.
+/// The sources of a run, which are opened and compared with its models once. Nothing but checksums of weights has been read.
 #[derive(Default)]
 pub(crate) struct Sources {
     /// The base and the first adapters of a model with adapters, if they are loaded.

@@ -14,8 +14,8 @@ pub(super) const GROUP: KeyGroup = KeyGroup {
         Key::of::<RewardType>(
             "reward_type",
             "outcome",
-            "What a reward model judges: whole answers, learned from pairs (`outcome`), or the steps of an answer, \
-             learned from labels (`process`).",
+            "Judge whole answers, learned from pairs (`outcome`), or the steps of an answer, learned from labels \
+             (`process`).",
         )
         .only_with("use_reward", &[])
         .acts_on(SUBJECT)

@@ -63,7 +63,7 @@ fn read_config(directory: &Path) -> Result<Map<String, Value>, StateError> {
         .map_err(|error| refused(directory, format!("it is not JSON: {error}"), "save the adapters again"))
 }
 
-/// The options of the adapters in a directory. What `adapter_config.json` leaves out has PEFT's defaults.
+/// The options of the adapters in a directory. Those that `adapter_config.json` leaves out have PEFT's defaults.
 ///
 /// # Errors
 /// The file cannot be read, or an option is not built.

@@ -21,7 +21,7 @@ const BASE: &str = "adapter_base";
 const FIRST: &str = "first_adapters";
 const OPTIONS: &str = "adapter_options";
 
-/// What checkpoints that hold adapters alone record of them.
+/// The record of adapters in checkpoints that hold them alone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterRecord {
     pub base: WeightsOrigin,

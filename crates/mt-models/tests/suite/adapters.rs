@@ -238,7 +238,7 @@ fn options_and_linear_maps_are_those_of_the_directory() {
         };
         assert_eq!(modules, expected, "{name} {variant}");
     }
-    // What a file leaves out has PEFT's defaults.
+    // Options that a file leaves out have PEFT's defaults.
     let target = tempfile::tempdir().unwrap();
     let from = peft("llama_six_on_two", "lora");
     fs::copy(from.join("adapter_model.safetensors"), target.path().join("adapter_model.safetensors"))

@@ -21,7 +21,7 @@ const VOCAB: usize = 256;
 #[derive(Clone, Copy)]
 enum Arithmetic {
     F32,
-    /// Of programs that were traced for `f32`: differences show what rounding does not explain.
+    /// The type of programs that were traced for `f32`: differences show what rounding does not explain.
     F64,
 }
 

@@ -48,6 +48,7 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
+from conditioning import relative, sensitivity
 from consolidated import write_consolidated
 from indexers import choose_clearly, closest_choice
 from mamba import bamba, mamba2
@@ -699,29 +700,8 @@ def three_steps(model, tokens):
     return content | {"losses": torch.stack(losses).float(), "gradient_norms": torch.stack(norms).float()}
 
 
-def sensitivity(name, config, tokens, exact, before):
-    """The largest relative changes of gradient norms and of updates if weights are rounded to f32 in another way."""
-    of_norms, of_updates = 0.0, 0.0
-    for seed in range(4):
-        model = make(name, config)[0].double()
-        noise = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1 + 2.0**-24 * torch.randn(parameter.shape, generator=noise).double())
-        other = three_steps(model, tokens)
-        of_norms = max(of_norms, relative(other["gradient_norms"], exact["gradient_norms"]))
-        of_updates = max(of_updates, *(relative(other[key] - value, exact[key] - value) for key, value in before.items()))
-    return of_norms, of_updates
-
-
 def write(path, tensors):
     save_file({key: value.detach().clone().contiguous() for key, value in tensors.items()}, path)
-
-
-def relative(left, right):
-    if not right.any():
-        return left.abs().max().item()
-    return ((left.double() - right.double()).norm() / right.double().norm()).item()
 
 
 def fuse_experts(model, path):
@@ -777,7 +757,7 @@ def write_case(name, config, legacy=None):
         drift = max(relative(after[key] - value, exact[key].float() - value) for key, value in before.items())
         assert worst < 1e-5 and drift < 3e-4, f"{name}: gradients {worst}, steps {drift}"
         if name in WELL_CONDITIONED:
-            of_norms, of_updates = sensitivity(name, config, tokens, exact, before)
+            of_norms, of_updates = sensitivity(lambda: make(name, config)[0], three_steps, tokens, exact, before)
             assert of_norms < 3e-5 and of_updates < 3e-4, f"{name}: norms {of_norms}, updates {of_updates}"
         print(f"  gradients {worst:.1e}, steps {drift:.1e}, norms {after['gradient_norms'].tolist()}")
 
