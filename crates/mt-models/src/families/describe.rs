@@ -105,11 +105,12 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
 
 /// The scores of a reward model.
 fn scores(group: &ModelGroup) -> Option<ScoreConfig> {
-    group.use_reward.then(|| match group.reward_type {
+    let score = match group.reward_type {
         RewardType::Outcome => ScoreConfig { count: group.num_reward_heads, has_bias: false },
         // A step is wrong or right.
         RewardType::Process => ScoreConfig { count: 2, has_bias: true },
-    })
+    };
+    group.use_reward.then_some(score)
 }
 
 /// Makes the layers of a stack of one run repeat after a multiple of `interval`, too.
