@@ -219,8 +219,8 @@ fn adapters_are_trained_beside_the_head() {
     sandbox.assert_same_run("whole", "killed");
     let losses = sandbox.metrics("whole").losses();
     assert!(losses[7] < losses[0], "{losses:?}");
-    let scored =
-        scores(&sandbox, &["load_parameters_path=runs/whole", "--columns", "prompt,chosen", "pairs.jsonl"]);
+    let keys = ["load_parameters_path=runs/whole", "max_target_length=64"];
+    let scored = scores(&sandbox, &[&keys[..], &["--columns", "prompt,chosen", "pairs.jsonl"]].concat());
     assert_eq!(scored.len(), 64);
 }
 

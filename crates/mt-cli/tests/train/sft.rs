@@ -73,7 +73,7 @@ fn keys_that_contradict_the_command_are_refused() {
     // Without files, the dataset of the preset remains, which would have to be downloaded.
     run(&sandbox, &["sft", "model.yml"]).refused(&["`hf_path` request it", "hf_train_files"]);
     run(&sandbox, &["sft", "model.yml", "hf_train_files=chats.txt"]).refused(&["`hf_path` request it"]);
-    run(&sandbox, &["train", "model.yml", "hf_path=instructions"]).refused(&["`hf_path`", "`use_sft=true`"]);
+    run(&sandbox, &["train", "model.yml", "hf_path=instructions"]).refused(&["`hf_path`", "`maxtext sft`"]);
 }
 
 #[test]
