@@ -35,15 +35,37 @@ impl NextToken {
         model: &BoundModel<'_, 't>,
         batch: &BatchTensors<'t>,
     ) -> (TokenLoss<'t>, HiddenStates<'t>) {
-        let tokens = Tokens {
-            tokens: batch.of(INPUTS),
-            positions: batch.of(INPUTS_POSITION),
-            segmentation: batch.of(INPUTS_SEGMENTATION),
-            order: batch.order,
-        };
-        let states = model.hidden(tokens);
+        let states = model.hidden(text_tokens(batch));
         let (targets, segmentation) = (batch.of(TARGETS), batch.of(TARGETS_SEGMENTATION));
         (model.token_loss(states.hidden, targets, segmentation, self.z_loss_multiplier), states)
+    }
+}
+
+/// The arrays of `rows` rows of text with a target for each token.
+pub(super) fn text_arrays(rows: usize, length: usize, vocab_size: usize) -> Vec<BatchArray> {
+    let array = |name, below| BatchArray {
+        name,
+        dtype: DType::I32,
+        axes: vec![axis(BATCH, rows), axis(POSITION, length)],
+        below,
+    };
+    let tokens = Some(vocab_size);
+    vec![
+        array(INPUTS, tokens),
+        array(INPUTS_POSITION, None),
+        array(INPUTS_SEGMENTATION, None),
+        array(TARGETS, tokens),
+        array(TARGETS_SEGMENTATION, None),
+    ]
+}
+
+/// The model's input among the arrays of text.
+pub(super) fn text_tokens<'t>(batch: &BatchTensors<'t>) -> Tokens<'t> {
+    Tokens {
+        tokens: batch.of(INPUTS),
+        positions: batch.of(INPUTS_POSITION),
+        segmentation: batch.of(INPUTS_SEGMENTATION),
+        order: batch.order,
     }
 }
 
@@ -53,20 +75,7 @@ impl Objective for NextToken {
     }
 
     fn arrays(&self, rows: usize) -> Vec<BatchArray> {
-        let array = |name, below| BatchArray {
-            name,
-            dtype: DType::I32,
-            axes: vec![axis(BATCH, rows), axis(POSITION, self.length)],
-            below,
-        };
-        let tokens = Some(self.vocab_size);
-        vec![
-            array(INPUTS, tokens),
-            array(INPUTS_POSITION, None),
-            array(INPUTS_SEGMENTATION, None),
-            array(TARGETS, tokens),
-            array(TARGETS_SEGMENTATION, None),
-        ]
+        text_arrays(rows, self.length, self.vocab_size)
     }
 
     fn sequences(&self, rows: usize) -> [usize; 2] {

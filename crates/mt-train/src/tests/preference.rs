@@ -11,7 +11,7 @@ use mt_testing::{Golden, assert_close};
 use mt_trace::{ProgramOptions, Tensor, program};
 
 use super::{
-    published::published,
+    published::{MODEL, published},
     training::{Setup, compile},
 };
 use crate::{
@@ -23,21 +23,8 @@ use crate::{
 const ROWS: usize = 6;
 const LENGTH: usize = 13;
 
-/// The model of the reference values.
-const MODEL: &[&str] = &[
-    "base_emb_dim=8",
-    "base_num_query_heads=2",
-    "base_num_kv_heads=1",
-    "head_dim=4",
-    "base_mlp_dim=12",
-    "base_num_decoder_layers=1",
-    "vocab_size=40",
-    "max_target_length=13",
-    "normalization_layer_epsilon=1e-5",
-    "scan_layers=false",
-    "use_dpo=true",
-    "dpo_beta=0.3",
-];
+/// The keys of the objective.
+const OBJECTIVE: &[&str] = &["use_dpo=true", "dpo_beta=0.3"];
 
 /// The stored names of losses, with the keys that select them.
 const LOSSES: &[(&str, &[&str])] = &[
@@ -124,7 +111,7 @@ pub struct Outcome {
 
 /// The loss, its metrics and gradients for the stored parameters of both models.
 fn run(keys: &[&str], golden: &Golden) -> (Arc<dyn Model>, Outcome) {
-    let setup = Setup::new(&[MODEL, keys].concat(), 1);
+    let setup = Setup::new(&[MODEL, OBJECTIVE, keys].concat(), 1);
     let batch = match setup.programs().loss.objective.name() {
         "judged answers" => [arrays(golden, "mismatched"), vec![golden.array("labels")]].concat(),
         _ => arrays(golden, "rejected"),

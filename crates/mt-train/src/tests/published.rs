@@ -1,7 +1,21 @@
-//! Names of parameters in the files of reference values.
+//! The model of reference values, and the names of its parameters in their files.
 
 use mt_nn::{LayerPlace, ParamSpec};
 use mt_shape::Path;
+
+/// The keys of the model.
+pub const MODEL: &[&str] = &[
+    "base_emb_dim=8",
+    "base_num_query_heads=2",
+    "base_num_kv_heads=1",
+    "head_dim=4",
+    "base_mlp_dim=12",
+    "base_num_decoder_layers=1",
+    "vocab_size=40",
+    "max_target_length=13",
+    "normalization_layer_epsilon=1e-5",
+    "scan_layers=false",
+];
 
 /// The name of a parameter's values among the reference values.
 pub fn published(path: &Path, spec: &ParamSpec) -> String {

@@ -5,6 +5,7 @@ use mt_testing::Golden;
 
 use super::{
     preference::{Outcome, arrays, compare, outcome},
+    published::MODEL,
     training::Setup,
 };
 use crate::metrics::names;
@@ -12,20 +13,8 @@ use crate::metrics::names;
 const ROWS: usize = 6;
 const LENGTH: usize = 13;
 
-/// The model of the reference values.
-const MODEL: &[&str] = &[
-    "base_emb_dim=8",
-    "base_num_query_heads=2",
-    "base_num_kv_heads=1",
-    "head_dim=4",
-    "base_mlp_dim=12",
-    "base_num_decoder_layers=1",
-    "vocab_size=40",
-    "max_target_length=13",
-    "normalization_layer_epsilon=1e-5",
-    "scan_layers=false",
-    "use_reward=true",
-];
+/// The keys of the objective.
+const OBJECTIVE: &[&str] = &["use_reward=true"];
 
 /// The stored names of losses on pairs, those of the parameters and margins, and the keys that select the losses.
 const LOSSES: &[(&str, [&str; 2], &[&str])] = &[
@@ -59,7 +48,7 @@ fn check(
     golden: &Golden,
     batch: impl Fn() -> Vec<HostArray>,
 ) -> Outcome {
-    let setup = Setup::new(&[MODEL, keys].concat(), 1);
+    let setup = Setup::new(&[MODEL, OBJECTIVE, keys].concat(), 1);
     let made = outcome(&setup, golden, trained, batch());
     compare(&format!("{name} with {keys:?}"), name, &*setup.model, &made, golden);
     made

@@ -1,13 +1,12 @@
 //! Rewards of the steps of an answer, learned from their labels (Uesato et al., 2022).
 
 use mt_config::TrainConfig;
-use mt_data::arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION};
-use mt_models::Tokens;
+use mt_data::arrays::{TARGETS, TARGETS_SEGMENTATION};
 use mt_nn::{
     axes::{BATCH, POSITION, SCORE},
     token_weights,
 };
-use mt_shape::{DType, axis};
+use mt_shape::DType;
 use mt_trace::Tensor;
 
 use crate::{
@@ -15,7 +14,9 @@ use crate::{
     metrics::names,
     objective::{
         BatchArray, BatchTensors, BoundModel, DataRequest, Loss, Models, NamedTensors, Objective, RunData,
-        SideOutputs, preference::log_sigmoid,
+        SideOutputs,
+        next_token::{text_arrays, text_tokens},
+        preference::log_sigmoid,
     },
 };
 
@@ -41,13 +42,7 @@ impl JudgedSteps {
     }
 
     fn steps<'t>(&self, model: &BoundModel<'_, 't>, batch: &BatchTensors<'t>) -> Steps<'t> {
-        let tokens = Tokens {
-            tokens: batch.of(INPUTS),
-            positions: batch.of(INPUTS_POSITION),
-            segmentation: batch.of(INPUTS_SEGMENTATION),
-            order: batch.order,
-        };
-        let states = model.hidden(tokens);
+        let states = model.hidden(text_tokens(batch));
         let scores = model.logits(states.hidden).cast(DType::F32);
         // With two classes, the cross-entropy depends on the difference of their scores.
         let difference = scores.at(SCORE, 1) - scores.at(SCORE, 0);
@@ -66,19 +61,7 @@ impl Objective for JudgedSteps {
     }
 
     fn arrays(&self, rows: usize) -> Vec<BatchArray> {
-        let array = |name, below| BatchArray {
-            name,
-            dtype: DType::I32,
-            axes: vec![axis(BATCH, rows), axis(POSITION, self.length)],
-            below,
-        };
-        vec![
-            array(INPUTS, Some(self.vocab_size)),
-            array(INPUTS_POSITION, None),
-            array(INPUTS_SEGMENTATION, None),
-            array(TARGETS, Some(self.vocab_size)),
-            array(TARGETS_SEGMENTATION, None),
-        ]
+        text_arrays(rows, self.length, self.vocab_size)
     }
 
     fn sequences(&self, rows: usize) -> [usize; 2] {
