@@ -133,9 +133,7 @@ pub(crate) fn restore(
             state.replace_parameters(load)?;
         } else {
             // The head of a reward model keeps its initial values.
-            let specs = plan.model.parameters();
-            let is_saved = |index: &usize| !specs[*index].0.to_string().starts_with("score.");
-            state.replace((0..specs.len()).filter(is_saved).zip(load()?));
+            state.replace(saved.indices(&*plan.model).into_iter().zip(load()?));
         }
     }
     Ok(Restored { state, first_step: 0, resumed: None })

@@ -40,6 +40,16 @@ impl FirstParameters {
         self.language_model.is_none()
     }
 
+    /// The indices of the parameters of `model` that are saved.
+    pub fn indices(&self, model: &dyn Model) -> Vec<usize> {
+        let saved = self.language_model.as_ref().map(|language_model| language_model.parameters());
+        let is_saved = |path: &mt_shape::Path| {
+            saved.as_ref().is_none_or(|saved| saved.iter().any(|(known, _)| known == path))
+        };
+        let parameters = model.parameters().into_iter().enumerate();
+        parameters.filter(|(_, (path, _))| is_saved(path)).map(|(index, _)| index).collect()
+    }
+
     /// Reads the parameters onto the devices. Arrays are those of `model`, in order, without the ones that are not saved.
     ///
     /// # Errors
