@@ -86,6 +86,9 @@ impl EngramGroup {
             return;
         }
         let is_bytes = self.tokenizer_type == TokenizerType::Byte;
+        let loads = ["load_parameters_path", "load_full_state_path"]
+            .iter()
+            .any(|key| config.entry(key).value.as_str().is_some_and(|path| !path.is_empty()));
         if self.tokenizer_path.is_none() && !is_bytes && self.kept_numbers.is_none() {
             problems.push(Problem::inconsistent(
                 format!(
@@ -93,7 +96,12 @@ impl EngramGroup {
                     config.stated("engram_layers"),
                     config.stated("tokenizer_path")
                 ),
-                "name a `tokenizer.json` that exists before the run, or use `tokenizer_type=byte`",
+                if loads {
+                    "name the tokenizer that the model was trained with, with `tokenizer_path` or `tokenizer_type=byte`; \
+                     or load the directory of its run, which keeps the numbers of tokens"
+                } else {
+                    "name a `tokenizer.json` that exists before the run, or use `tokenizer_type=byte`"
+                },
             ));
         }
         let lengths = self.engram_max_ngram_size - 1;

@@ -133,12 +133,10 @@ impl<'t> BoundModel<'_, 't> {
         segmentation: Tensor<'t>,
         z_loss_multiplier: f64,
     ) -> TokenLoss<'t> {
-        let (parameters, hidden) = self.head_inputs(hidden);
-        if self.usage.num_vocab_tiling == 1 {
-            let logits = self.model.apply_head(&parameters, hidden);
-            return self.loss_of_logits(logits, targets, segmentation, z_loss_multiplier);
-        }
-        self.in_tiles(z_loss_multiplier, |head| head.token_loss(&parameters, hidden, targets, segmentation))
+        let of_logits = |logits| self.loss_of_logits(logits, targets, segmentation, z_loss_multiplier);
+        self.through_head(hidden, z_loss_multiplier, of_logits, |head, parameters, hidden| {
+            head.token_loss(parameters, hidden, targets, segmentation)
+        })
     }
 
     /// As [`Self::token_loss`], from logits.
@@ -161,12 +159,10 @@ impl<'t> BoundModel<'_, 't> {
     /// # Shapes
     /// `[batch, position, embed], i32[batch, position] -> f32[batch, position]`
     pub fn token_log_probabilities(&self, hidden: Tensor<'t>, targets: Tensor<'t>) -> Tensor<'t> {
-        let (parameters, hidden) = self.head_inputs(hidden);
-        if self.usage.num_vocab_tiling == 1 {
-            let logits = self.model.apply_head(&parameters, hidden);
-            return token_log_probabilities(logits, targets, self.usage.loss_in_f32);
-        }
-        self.in_tiles(0.0, |head| head.token_log_probabilities(&parameters, hidden, targets))
+        let of_logits = |logits| token_log_probabilities(logits, targets, self.usage.loss_in_f32);
+        self.through_head(hidden, 0.0, of_logits, |head, parameters, hidden| {
+            head.token_log_probabilities(parameters, hidden, targets)
+        })
     }
 
     /// The logarithm of the sum of squared probabilities of all tokens of the vocabulary, computed in tiles as
@@ -175,26 +171,35 @@ impl<'t> BoundModel<'_, 't> {
     /// # Shapes
     /// `[batch, position, embed], i32[batch, position] -> f32[batch, position]`
     pub fn token_log_squares(&self, hidden: Tensor<'t>, targets: Tensor<'t>) -> Tensor<'t> {
-        let (parameters, hidden) = self.head_inputs(hidden);
-        if self.usage.num_vocab_tiling == 1 {
-            return token_log_squares(self.model.apply_head(&parameters, hidden));
-        }
-        self.in_tiles(0.0, |head| head.token_log_squares(&parameters, hidden, targets))
+        self.through_head(hidden, 0.0, token_log_squares, |head, parameters, hidden| {
+            head.token_log_squares(parameters, hidden, targets)
+        })
     }
 
-    /// Hands on the head as it is applied in tiles of positions.
-    fn in_tiles<R>(&self, z_loss_multiplier: f64, apply: impl FnOnce(TiledHead<'_>) -> R) -> R {
+    /// A value of all logits; or of tiles of them, from a head with its parameters and hidden states.
+    fn through_head<R>(
+        &self,
+        hidden: Tensor<'t>,
+        z_loss_multiplier: f64,
+        of_logits: impl FnOnce(Tensor<'t>) -> R,
+        in_tiles: impl FnOnce(TiledHead<'_>, &[Tensor<'t>], Tensor<'t>) -> R,
+    ) -> R {
+        let (parameters, hidden) = self.head_inputs(hidden);
+        if self.usage.num_vocab_tiling == 1 {
+            return of_logits(self.model.apply_head(&parameters, hidden));
+        }
         let of_head = self.model.head_parameters();
         let logical_axes: Vec<_> =
             of_head.iter().map(|index| self.specs[*index].1.logical_axes.clone()).collect();
-        apply(TiledHead {
+        let head = TiledHead {
             tiles: self.usage.num_vocab_tiling,
             z_loss_multiplier,
             in_f32: self.usage.loss_in_f32,
             head: &|parameters, hidden| self.model.apply_head(parameters, hidden),
             logical_axes: &logical_axes,
             gathered: if self.usage.gather_head_once { &[logical::EMBED_VOCAB] } else { &[] },
-        })
+        };
+        in_tiles(head, &parameters, hidden)
     }
 
     /// The logits of all tokens of the vocabulary, or the scores of a reward model.

@@ -6,6 +6,7 @@
 
 mod block_diffusion;
 mod bound;
+mod corrupted;
 mod distillation;
 mod further_tokens;
 mod next_token;
@@ -28,13 +29,15 @@ use mt_trace::Tensor;
 pub use crate::data::{DataRequest, RunData};
 pub use block_diffusion::BlockDiffusion;
 pub use bound::{BoundModel, HiddenStates, SideOutputs};
+pub use corrupted::{CorruptedText, TextCorruption};
 pub use distillation::Distillation;
 pub use further_tokens::FurtherTokens;
 pub use next_token::NextToken;
-pub use preference::{JudgedAnswers, PreferencePairs};
+pub use preference::{JudgedAnswers, PreferencePairs, Reference};
 pub use reward::{JudgedSteps, RankedAnswers};
-pub use span_corruption::SpanCorruption;
+pub use span_corruption::{SpanCorruption, Spans};
 
+pub(crate) use block_diffusion::masking_of;
 pub(crate) use bound::ModelUse;
 
 use crate::TrainError;
@@ -58,6 +61,11 @@ pub struct BatchArray {
 }
 
 impl BatchArray {
+    /// An array of `f32` numbers.
+    pub fn numbers(name: &'static str, axes: Vec<Axis>) -> Self {
+        Self { name, dtype: DType::F32, axes, below: None }
+    }
+
     /// The sizes of the axes.
     pub fn dims(&self) -> Vec<usize> {
         self.axes.iter().map(|axis| axis.size).collect()
@@ -107,7 +115,7 @@ pub struct FrozenModel {
     pub source: FrozenSource,
 }
 
-/// A frozen model and the source of its parameters.
+/// The parameters of a frozen model.
 #[derive(Clone)]
 pub enum FrozenSource {
     /// The trained model with its initial parameters, from the path or the seed that the configuration names.
@@ -226,15 +234,6 @@ pub trait Objective: Send + Sync {
     fn evaluate<'t>(&self, models: &Models<'_, 't>, batch: &BatchTensors<'t>) -> NamedTensors<'t>;
 }
 
-/// The reference model of losses on preference data.
-fn reference_model(settings: &TrainConfig) -> FrozenModel {
-    let source = match &settings.preference.reference_path {
-        Some(path) => FrozenSource::OtherValues(path.clone()),
-        None => FrozenSource::FirstValues,
-    };
-    FrozenModel { name: "reference", source }
-}
-
 /// The objective that the configuration selects.
 ///
 /// # Errors
@@ -269,7 +268,11 @@ fn of_one_model(settings: &TrainConfig) -> Arc<dyn Objective> {
     };
     match settings.objective.training_objective {
         TrainingObjective::CausalLm => Arc::new(tokens),
-        TrainingObjective::BlockDiffusion => Arc::new(BlockDiffusion::of_config(settings, tokens)),
-        TrainingObjective::SpanCorruption => Arc::new(SpanCorruption::of_config(settings, tokens)),
+        TrainingObjective::BlockDiffusion => {
+            Arc::new(BlockDiffusion { tokens, corruption: masking_of(settings) })
+        }
+        TrainingObjective::SpanCorruption => {
+            Arc::new(SpanCorruption { tokens, corruption: Spans::of_config(settings) })
+        }
     }
 }

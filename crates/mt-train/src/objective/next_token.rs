@@ -9,7 +9,7 @@ use mt_nn::{
     axes::{BATCH, POSITION},
     divisor, token_weights,
 };
-use mt_shape::{DType, axis};
+use mt_shape::{Axis, DType, axis};
 use mt_trace::Tensor;
 
 use super::{
@@ -45,12 +45,12 @@ impl NextToken {
 
 /// The arrays of `rows` rows of text with a target for each token.
 pub(super) fn text_arrays(rows: usize, length: usize, vocab_size: usize) -> Vec<BatchArray> {
-    let array = |name, below| BatchArray {
-        name,
-        dtype: DType::I32,
-        axes: vec![axis(BATCH, rows), axis(POSITION, length)],
-        below,
-    };
+    token_arrays(&[axis(BATCH, rows), axis(POSITION, length)], vocab_size)
+}
+
+/// The arrays of tokens along `axes` with a target for each token.
+pub(super) fn token_arrays(axes: &[Axis], vocab_size: usize) -> Vec<BatchArray> {
+    let array = |name, below| BatchArray { name, dtype: DType::I32, axes: axes.to_vec(), below };
     let tokens = Some(vocab_size);
     vec![
         array(INPUTS, tokens),

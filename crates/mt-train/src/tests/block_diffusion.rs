@@ -22,7 +22,7 @@ use super::{
 use crate::{
     gradients::ModelTensors,
     metrics::names,
-    objective::{BatchTensors, BlockDiffusion, of_config},
+    objective::{BatchTensors, masking_of, of_config},
 };
 
 const ROWS: usize = 4;
@@ -144,7 +144,7 @@ fn masks_losses_and_gradients_equal_the_reference() {
     for (name, contract) in [("same_position", &[][..]), ("shifted", SEEDED), ("evaluation", SEEDED)] {
         let keys = [DIFFUSION, MODEL, contract].concat();
         let settings = Setup::new(&keys, 1).settings;
-        let masking = BlockDiffusion::masking_of(&settings);
+        let masking = masking_of(&settings);
         let batch = if name == "evaluation" {
             let held_out = CorruptedHeldOut::new(Box::new(same.clone()), masking);
             held_out.batches().unwrap().next().unwrap().unwrap()
@@ -189,7 +189,7 @@ fn micro_batches_recomputation_tiles_and_placement_change_nothing() {
 fn masks_are_the_same_after_resuming_and_in_each_evaluation() {
     let settings = Setup::new(&[DIFFUSION, MODEL].concat(), 1).settings;
     assert_eq!(of_config(&settings).unwrap().name(), "block diffusion");
-    let masking = BlockDiffusion::masking_of(&settings);
+    let masking = masking_of(&settings);
     let documents = (0..30).map(|number| "words of a text ".repeat(number % 5 + 1)).collect();
     let source = Source::Memory { name: "texts".into(), documents };
     let options = DatasetOptions { targets: Targets::All, ..DatasetOptions::training(source, 15, ROWS) };

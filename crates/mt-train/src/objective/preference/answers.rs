@@ -1,46 +1,29 @@
 //! Log-probabilities of answers, which all losses on preference data share.
 
 use mt_data::arrays::{
-    INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, REFERENCE_LOG_PROBABILITIES, TARGETS, TARGETS_SEGMENTATION,
+    INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, LABELS, TARGETS, TARGETS_SEGMENTATION,
 };
 use mt_models::Tokens;
 use mt_nn::{
     axes::{BATCH, POSITION},
     token_weights,
 };
-use mt_shape::{DType, axis};
+use mt_shape::axis;
 use mt_trace::Tensor;
 
-use crate::objective::{BatchArray, BatchTensors, BoundModel, SideOutputs};
+use crate::objective::{BatchArray, BatchTensors, BoundModel, SideOutputs, next_token::token_arrays};
 
 /// The sequences of a row.
 pub const SEQUENCE: &str = "sequence";
 
 /// The arrays of a batch whose rows have two sequences each.
 pub fn arrays(rows: usize, length: usize, vocab_size: usize) -> Vec<BatchArray> {
-    let array = |name, below| BatchArray {
-        name,
-        dtype: DType::I32,
-        axes: vec![axis(BATCH, rows), axis(SEQUENCE, 2), axis(POSITION, length)],
-        below,
-    };
-    vec![
-        array(INPUTS, Some(vocab_size)),
-        array(INPUTS_POSITION, None),
-        array(INPUTS_SEGMENTATION, None),
-        array(TARGETS, Some(vocab_size)),
-        array(TARGETS_SEGMENTATION, None),
-    ]
+    token_arrays(&[axis(BATCH, rows), axis(SEQUENCE, 2), axis(POSITION, length)], vocab_size)
 }
 
-/// The array of the reference's log-probabilities of each row's first `sequences` answers.
-pub fn reference_array(rows: usize, sequences: usize) -> BatchArray {
-    BatchArray {
-        name: REFERENCE_LOG_PROBABILITIES,
-        dtype: DType::F32,
-        axes: vec![axis(BATCH, rows), axis(SEQUENCE, sequences)],
-        below: None,
-    }
+/// The array of a number for each row: a verdict or a margin.
+pub fn labels(rows: usize) -> BatchArray {
+    BatchArray::numbers(LABELS, vec![axis(BATCH, rows)])
 }
 
 /// The rows that hold an example: 1, or 0 for padding.
@@ -97,12 +80,12 @@ pub fn log_probabilities<'t>(
 ) -> Answers<'t> {
     let sequences = weights.axis(SEQUENCE);
     let rows = weights.axis(BATCH);
-    let parted = |flat: Tensor<'t>| flat.split(BATCH, &[rows, sequences]);
+    let by_sequence = |flat: Tensor<'t>| flat.split(BATCH, &[rows, sequences]);
     let states = model.hidden(model_tokens(batch, sequences.size));
     let targets = flat(batch, TARGETS, sequences.size);
-    let each = parted(model.token_log_probabilities(states.hidden, targets));
+    let each = by_sequence(model.token_log_probabilities(states.hidden, targets));
     let surprise = wants_surprise.then(|| {
-        let squares = parted(model.token_log_squares(states.hidden, targets));
+        let squares = by_sequence(model.token_log_squares(states.hidden, targets));
         ((each - squares) * weights).stop_gradient()
     });
     Answers { each: each * weights, surprise, side: states.side }

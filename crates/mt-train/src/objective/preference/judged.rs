@@ -6,16 +6,19 @@ use mt_nn::{
     axes::{BATCH, POSITION},
     divisor,
 };
-use mt_shape::{DType, axis};
+use mt_shape::DType;
 use mt_trace::Tensor;
 
-use super::answers::{Answers, SEQUENCE, answer_tokens, arrays, log_probabilities, present, reference_array};
+use super::{
+    answers::{Answers, SEQUENCE, answer_tokens, arrays, labels, log_probabilities, present},
+    reference::Reference,
+};
 use crate::{
     TrainError,
     metrics::names,
     objective::{
         BatchArray, BatchTensors, BoundModel, DataRequest, FrozenModel, Loss, Models, NamedTensors,
-        Objective, PrecomputedArray, RunData, SideOutputs, reference_model,
+        Objective, PrecomputedArray, RunData, SideOutputs,
     },
 };
 
@@ -25,7 +28,7 @@ pub struct JudgedAnswers {
     pub length: usize,
     pub vocab_size: usize,
     pub keys: PreferenceGroup,
-    pub reference: FrozenModel,
+    pub reference: Reference,
 }
 
 /// The losses of judged answers, `f32[batch]` each.
@@ -47,7 +50,7 @@ impl JudgedAnswers {
             length: settings.data.max_target_length,
             vocab_size: settings.model.vocab_size,
             keys: settings.preference.clone(),
-            reference: reference_model(settings),
+            reference: Reference::of_config(settings),
         }
     }
 
@@ -74,11 +77,7 @@ impl JudgedAnswers {
         let keys = &self.keys;
         let own = self.answers(&models.trained, batch);
         let sums = own.each.sum(&[POSITION]);
-        let ratios = sums
-            - match models.frozen.first() {
-                Some(reference) => self.compute(reference, batch).stop_gradient(),
-                None => batch.of(REFERENCE_LOG_PROBABILITIES),
-            };
+        let ratios = sums - self.reference.log_probabilities(self, models, batch);
         let ratio = ratios.at(SEQUENCE, 0);
         let present = present(batch);
         let divergence = match self.estimates_divergence() {
@@ -105,7 +104,7 @@ impl PrecomputedArray for JudgedAnswers {
     }
 
     fn model(&self) -> FrozenModel {
-        self.reference.clone()
+        self.reference.model.clone()
     }
 
     fn compute<'t>(&self, model: &BoundModel<'_, 't>, batch: &BatchTensors<'t>) -> Tensor<'t> {
@@ -119,10 +118,8 @@ impl Objective for JudgedAnswers {
     }
 
     fn arrays(&self, rows: usize) -> Vec<BatchArray> {
-        let labels =
-            BatchArray { name: LABELS, dtype: DType::F32, axes: vec![axis(BATCH, rows)], below: None };
-        let reference = self.precomputed().map(|_| reference_array(rows, self.num_sequences()));
-        let others = [labels].into_iter().chain(reference);
+        let reference = self.reference.array(rows, self.num_sequences());
+        let others = [labels(rows)].into_iter().chain(reference);
         arrays(rows, self.length, self.vocab_size).into_iter().chain(others).collect()
     }
 
@@ -140,14 +137,11 @@ impl Objective for JudgedAnswers {
     }
 
     fn frozen(&self) -> Vec<FrozenModel> {
-        match self.precomputed() {
-            Some(_) => Vec::new(),
-            None => vec![self.reference.clone()],
-        }
+        self.reference.frozen()
     }
 
     fn precomputed(&self) -> Option<&dyn PrecomputedArray> {
-        if self.keys.precompute_ref_log_probs { Some(self) } else { None }
+        if self.reference.is_precomputed { Some(self) } else { None }
     }
 
     /// The numbers of answers: of all, of desirable and of undesirable ones.

@@ -10,15 +10,16 @@ use mt_shape::DType;
 use mt_trace::Tensor;
 
 use super::{
-    answers::{Answers, SEQUENCE, answer_tokens, arrays, log_probabilities, present, reference_array},
+    answers::{Answers, SEQUENCE, answer_tokens, arrays, log_probabilities, present},
     losses::{Answer, Pair, log_sigmoid},
+    reference::Reference,
 };
 use crate::{
     TrainError,
     metrics::names,
     objective::{
         BatchArray, BatchTensors, BoundModel, DataRequest, FrozenModel, Loss, Models, NamedTensors,
-        Objective, PrecomputedArray, RunData, reference_model,
+        Objective, PrecomputedArray, RunData,
     },
 };
 
@@ -32,7 +33,7 @@ pub struct PreferencePairs {
     pub length: usize,
     pub vocab_size: usize,
     pub keys: PreferenceGroup,
-    pub reference: Option<FrozenModel>,
+    pub reference: Option<Reference>,
 }
 
 /// The terms of a loss on a micro-batch. Sums over pairs still have to be divided by the number of pairs.
@@ -50,7 +51,7 @@ impl PreferencePairs {
     /// The objective that a configuration describes.
     pub(crate) fn of_config(settings: &TrainConfig) -> Self {
         let keys = settings.preference.clone();
-        let reference = keys.algo.has_reference().then(|| reference_model(settings));
+        let reference = keys.algo.has_reference().then(|| Reference::of_config(settings));
         let (length, vocab_size) = (settings.data.max_target_length, settings.model.vocab_size);
         Self { length, vocab_size, keys, reference }
     }
@@ -105,10 +106,9 @@ impl PreferencePairs {
         let own = log_probabilities(&models.trained, batch, ones, self.keys.use_weighting);
         let sums = |each: Tensor<'t>| (each * weights).sum(&[POSITION]);
         let own_sums = sums(own.each);
-        let reference = match (self.precomputed(), models.frozen.first()) {
-            (Some(array), _) => batch.of(array.name()),
-            (None, Some(model)) => self.compute(model, batch).stop_gradient(),
-            (None, None) => own_sums.region().full(DType::F32, &own_sums.axes(), 0.0),
+        let reference = match &self.reference {
+            Some(reference) => reference.log_probabilities(self, models, batch),
+            None => own_sums.region().full(DType::F32, &own_sums.axes(), 0.0),
         };
         let answers = answer_tokens(batch);
         let tokens = answers.sum(&[POSITION]).maximum(1.0);
@@ -202,7 +202,8 @@ impl PrecomputedArray for PreferencePairs {
     }
 
     fn model(&self) -> FrozenModel {
-        self.reference.clone().expect("only losses with a reference compute its log-probabilities")
+        let reference = self.reference.as_ref();
+        reference.expect("only losses with a reference compute its log-probabilities").model.clone()
     }
 
     fn compute<'t>(&self, model: &BoundModel<'_, 't>, batch: &BatchTensors<'t>) -> Tensor<'t> {
@@ -218,7 +219,7 @@ impl Objective for PreferencePairs {
     }
 
     fn arrays(&self, rows: usize) -> Vec<BatchArray> {
-        let reference = self.precomputed().map(|_| reference_array(rows, 2));
+        let reference = self.reference.as_ref().and_then(|reference| reference.array(rows, 2));
         arrays(rows, self.length, self.vocab_size).into_iter().chain(reference).collect()
     }
 
@@ -231,14 +232,11 @@ impl Objective for PreferencePairs {
     }
 
     fn frozen(&self) -> Vec<FrozenModel> {
-        match self.precomputed() {
-            Some(_) => Vec::new(),
-            None => self.reference.iter().cloned().collect(),
-        }
+        self.reference.iter().flat_map(Reference::frozen).collect()
     }
 
     fn precomputed(&self) -> Option<&dyn PrecomputedArray> {
-        let is_precomputed = self.keys.precompute_ref_log_probs && self.reference.is_some();
+        let is_precomputed = self.reference.as_ref().is_some_and(|reference| reference.is_precomputed);
         if is_precomputed { Some(self) } else { None }
     }
 

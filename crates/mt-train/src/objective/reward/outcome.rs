@@ -3,7 +3,7 @@
 use mt_config::TrainConfig;
 use mt_data::arrays::LABELS;
 use mt_nn::axes::{BATCH, POSITION, SCORE};
-use mt_shape::{DType, axis};
+use mt_shape::DType;
 use mt_trace::Tensor;
 
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     objective::{
         BatchArray, BatchTensors, BoundModel, DataRequest, Loss, Models, NamedTensors, Objective, RunData,
         SideOutputs,
-        preference::{SEQUENCE, answer_tokens, arrays, log_sigmoid, model_tokens, present},
+        preference::{SEQUENCE, answer_tokens, arrays, labels, log_sigmoid, model_tokens, present},
     },
 };
 
@@ -101,9 +101,8 @@ impl Objective for RankedAnswers {
     }
 
     fn arrays(&self, rows: usize) -> Vec<BatchArray> {
-        let margins =
-            BatchArray { name: LABELS, dtype: DType::F32, axes: vec![axis(BATCH, rows)], below: None };
-        [arrays(rows, self.length, self.vocab_size), vec![margins]].concat()
+        // The label of a pair is its margin.
+        [arrays(rows, self.length, self.vocab_size), vec![labels(rows)]].concat()
     }
 
     fn sequences(&self, rows: usize) -> [usize; 2] {
