@@ -669,7 +669,7 @@ pub struct Export {
     /// Directory for the model
     #[arg(long, value_name = "DIRECTORY")]
     pub output: PathBuf,
-    /// Element type of the weights; by default that of the source
+    /// Element type of the weights; by default that of the weights that are read
     #[arg(long, value_enum)]
     pub dtype: Option<ExportType>,
     /// Maximum size of a file of weights

@@ -73,7 +73,7 @@ pub(crate) fn check_sources(
             return Err(TrainError::AlreadyPast { path: path.clone(), done, steps });
         }
     } else if model.adapters().is_some() {
-        // `Sources` opens the base and the adapters.
+        // `Sources::open` opens the base and the adapters.
     } else if let Some(path) = group.parameters_path() {
         FirstParameters::open(model, path)?;
     } else {

@@ -40,7 +40,7 @@ impl SourceRecord {
     }
 }
 
-/// The sources of a run, which are opened and compared with its models once. Nothing but checksums of weights has been read.
+/// The weights that a run uses and does not save, compared with its models once. Nothing but checksums has been read.
 #[derive(Default)]
 pub(crate) struct Sources {
     /// The base and the first adapters of a model with adapters, if they are loaded.
@@ -49,7 +49,7 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// Opens the sources of a run. `recorded` is the metadata of a checkpoint, if the run is resumed.
+    /// Opens the weights. `recorded` is the metadata of a checkpoint, if the run is resumed.
     ///
     /// # Errors
     /// Weights do not exist or do not fit their models; those of a resumed run are no longer those of its record.
@@ -137,7 +137,7 @@ impl Sources {
 }
 
 /// The metadata of the newest checkpoint in a directory that can be opened. All checkpoints of a run record the same
-/// sources; damage is handled when the state is loaded.
+/// weights; damage is handled when the state is loaded.
 pub(crate) fn recorded_in(checkpoints: &Path) -> Result<Option<Map<String, Value>>, TrainError> {
     let steps = complete_steps(checkpoints)?.into_iter().rev();
     let mut opened = steps.filter_map(|step| Checkpoint::open(checkpoints, step).ok());

@@ -17,6 +17,10 @@ const ALLOWED: &str = include_str!("allowances/words.txt");
 const OWN_PATH: &str = "xtask/src/tidy/words.rs";
 const ALLOWED_PATH: &str = "xtask/src/tidy/allowances/words.txt";
 
+/// The remedy for `source` as a directory of weights.
+const WEIGHTS: &str = "write `path`, `checkpoint` or `published model`: sources hold documents or code, and encoders read \
+                       them";
+
 /// Phrases in lower case, with a remedy each.
 const PHRASES: &[(&str, &str)] = &[
     ("what there", "name the things that exist"),
@@ -65,8 +69,22 @@ const PHRASES: &[(&str, &str)] = &[
     ("plan of the graph", "name the steps: a plan is that of a run"),
     ("layout of layers", "write `order` or `segments`: a layout is that of data in memory or files"),
     ("layout of the mesh", "write `order of devices`: a layout is that of data in memory or files"),
-    ("source of the loss", "name the objective: sources hold data, weights or code"),
-    ("source device", "write `sending device`: sources hold data, weights or code"),
+    ("source of the loss", "name the objective: sources hold documents or code, and encoders read them"),
+    ("source device", "write `sending device`: sources hold documents or code, and encoders read them"),
+    ("source of the weights", WEIGHTS),
+    ("source of its weights", WEIGHTS),
+    ("source of the parameters", WEIGHTS),
+    ("source of its parameters", WEIGHTS),
+    ("source of the initial parameters", WEIGHTS),
+    ("sources of a run", WEIGHTS),
+    ("sources of the run", WEIGHTS),
+    ("run's sources", WEIGHTS),
+    ("source of keys", "write `the tensors from which keys are computed`"),
+    ("attention kernel is dense", "write `attention is dense`: kernels are programs for a processor"),
+    ("query kernel", "write `weight`: kernels are programs for a processor"),
+    ("query kernels", "write `weights`: kernels are programs for a processor"),
+    ("activation between", "write `activation function`: activations are tensors"),
+    ("planned otherwise", "write `grouped` or `ordered`: a plan is that of a run"),
 ];
 
 /// Phrases in which `part` and `parts` are good English or mean the mixer or feed-forward part of a layer, in lower
@@ -252,6 +270,17 @@ mod tests {
         check_text("a.rs", "let a = \"what there is\";\n", &["a.rs:1: the phrase \"what there\""]);
         check_text("a.rs", "let a = 1; // what there is\n", &["a.rs:1: the phrase \"what there\""]);
         check_text("a.py", "# what there is\n", &[]);
+    }
+
+    #[test]
+    fn words_have_one_meaning() {
+        let check_word = |text: &str, phrase: &str| {
+            check_text("a.md", text, &[&format!("a.md:1: the phrase \"{phrase}\"")]);
+        };
+        check_word("The source of its weights is a directory.", "source of its weights");
+        check_word("Checkpoints hold query kernels.", "query kernels");
+        check_word("It has an activation between layers.", "activation between");
+        check_text("a.md", "A data source, the source of an encoder, a CPU kernel, activations between layers.", &[]);
     }
 
     #[test]

@@ -227,7 +227,7 @@ fn targets_are_checked_before_anything_is_read() {
     check_wrong(&import, &["is not empty"]);
 }
 
-/// An export whose source turns out to be damaged leaves no weights behind.
+/// An export of a damaged checkpoint leaves no weights behind.
 #[test]
 fn failures_leave_nothing_that_looks_complete() {
     let directory = tempfile::tempdir().unwrap();

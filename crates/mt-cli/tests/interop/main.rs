@@ -109,8 +109,8 @@ fn check(scan: bool) {
     assert_eq!(found, expected);
 
     assert_eq!(ours.read_all("step").unwrap().to_f64(), [3.0]);
-    // A stored query kernel is the kernel times `head_dim^-0.5`, which is not a power of two here.
-    let exact = ours.item("exact").unwrap().expect("the unscaled kernels are kept");
+    // A stored query weight is the published one times `head_dim^-0.5`, which is not a power of two here.
+    let exact = ours.item("exact").unwrap().expect("the unscaled weights are kept");
     let layer = if scan { "layers" } else { "layers_0" };
     let name = format!("params.params.decoder.{layer}.self_attention.query.kernel");
     let (stored, unscaled) =

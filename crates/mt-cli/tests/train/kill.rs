@@ -104,7 +104,7 @@ fn killed_runs_end_as_if_nothing_had_happened() {
     let mut tally = Tally::default();
     let sandbox = Sandbox::new();
     let variants: [&[&str]; 3] = [
-        // Checkpoints store query kernels with their scale folded in. If the scale is not a power of two, the exact
+        // Checkpoints store query weights with their scale folded in. If the scale is not a power of two, the exact
         // weights are stored, too.
         &["scan_layers=true", "head_dim=40", "dropout_rate=0.1"],
         &["scan_layers=false", "dropout_rate=0.1", "max_num_checkpoints_to_keep=2"],

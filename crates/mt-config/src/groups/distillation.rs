@@ -41,7 +41,7 @@ group! {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Teacher {
     pub model: ModelGroup,
-    /// The source of its weights. It is checked to be named.
+    /// The path of its weights. It is checked to be named.
     pub path: Option<PathBuf>,
     /// The tokenizer that accompanies the weights.
     pub tokenizer: Option<BroughtTokenizer>,

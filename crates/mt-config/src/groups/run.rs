@@ -161,7 +161,7 @@ impl CheckpointGroup {
 }
 
 impl CheckpointGroup {
-    /// The source of the initial parameters: a run, a checkpoint, or a published model.
+    /// The path of the initial parameters: a run, a checkpoint, or a published model.
     pub fn parameters_path(&self) -> Option<&Path> {
         self.load_parameters_path.as_deref().or(self.hf_model_path.as_deref())
     }

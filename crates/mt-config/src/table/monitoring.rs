@@ -196,7 +196,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "elastic_backup_kind",
                 "snapshot",
                 &["snapshot", "checkpoint"],
-                "Source of the state after a failure: a snapshot in memory or the last checkpoint.",
+                "State from which training continues after a failure: a snapshot in memory or the last checkpoint.",
             )
             .refused(features::ELASTIC_TRAINING)
             .only_with("elastic_enabled", &[])

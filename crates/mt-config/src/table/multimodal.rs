@@ -370,7 +370,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "vision_connector_activation",
                 "gelu",
-                "Activation between the layers of a custom vision projector.",
+                "Activation function between the layers of a custom vision projector.",
             )
             .refused(features::MULTIMODAL_MODELS)
             .only_with("use_multimodal", &[])
@@ -442,7 +442,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "activation_function_for_audio",
                 "gelu",
-                "Activation of the audio encoder's feed-forward layers.",
+                "Activation function of the audio encoder's feed-forward layers.",
             )
             .refused(features::AUDIO_MODELS)
             .only_with("use_audio", &[])

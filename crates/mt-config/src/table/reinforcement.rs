@@ -261,7 +261,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "vllm_load_format",
                 "dummy",
-                "Source of vLLM's initial weights; `dummy` uses random weights until the trainer's arrive.",
+                "Format of vLLM's initial weights; `dummy` uses random weights until the trainer's arrive.",
             )
             .no_effect_here("it configures vLLM; rollouts use the trainer's own weights")
             .acts_on("reinforcement learning")

@@ -65,7 +65,7 @@ impl Printer<'_> {
     }
 
     /// Groups products of few rows at the first product with the same left operand, if their right operands are
-    /// available by then. Products that are planned otherwise or written into a slice stay out.
+    /// available by then. Products that are already grouped or written into a slice stay out.
     fn add_groups(&self, graph: &Graph, producers: &[Option<usize>], steps: &mut Steps) {
         let mut groups: Vec<Group> = Vec::new();
         let mut taken: HashSet<usize> = HashSet::new();

@@ -1,4 +1,4 @@
-//! The parameters of models with adapters, which come from two sources: the frozen base and the adapters.
+//! The parameters of models with adapters, which are saved apart: the frozen base and the adapters.
 
 use std::path::{Path, PathBuf};
 
@@ -69,13 +69,13 @@ impl AdapterRecord {
     }
 }
 
-/// The sources of a model with adapters, compared with the model. Nothing but checksums has been read.
+/// The saved base and adapters of a model, compared with the model. Nothing but checksums has been read.
 pub struct AdaptedParameters {
     base_model: Box<dyn Model>,
     saved_base: SavedParameters,
     /// Whether the model has the head of its base.
     keeps_head: bool,
-    /// The sources, as checkpoints of the adapters record them.
+    /// The base and the first adapters, as checkpoints record them.
     pub record: AdapterRecord,
     adapters: Option<SavedAdapters>,
 }
@@ -119,12 +119,12 @@ impl AdaptedParameters {
         Self::of(model, base, adapters)
     }
 
-    /// Opens the sources with which a run began, which its checkpoints record, when the run is resumed. `named` is the path
+    /// Opens the weights with which a run began, which its checkpoints record, when the run is resumed. `named` is the path
     /// of the base, or of a run with adapters, that keys name now, and `adapters` that of adapters. The first adapters are
     /// opened only if they are `wanted`.
     ///
     /// # Errors
-    /// As [`Self::open`]; the sources are no longer those of the record.
+    /// As [`Self::open`]; the weights are no longer those of the record.
     pub fn open_again(
         model: &dyn Model,
         recorded: &AdapterRecord,

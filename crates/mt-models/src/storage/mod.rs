@@ -29,7 +29,7 @@ pub trait Storage {
     /// The same model with the other value of `scan_layers`, if it supports that.
     fn otherwise_scanned(&self) -> Option<Box<dyn Model>>;
 
-    /// The adapters of the model's linear maps. Its other parameters are frozen and have a source of their own.
+    /// The adapters of the model's linear maps. Its other parameters are frozen and loaded separately.
     fn adapters(&self) -> Option<&AdapterConfig>;
 
     /// The model without its adapters, whose parameters have the same order; `None` if it has none.

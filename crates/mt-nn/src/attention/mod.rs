@@ -200,7 +200,7 @@ pub struct AttentionInputs<'t> {
     pub cache: Option<CachedKeysValues<'t>>,
     /// [`Attended::keys_values`] of another layer, for a layer without its own keys.
     pub shared: Option<KeysValues<Tensor<'t>>>,
-    /// Biases of attention logits ([`RelativeBuckets::biases`]). Attention is then dense, whatever its kernel.
+    /// Biases of attention logits ([`RelativeBuckets::biases`]). Attention is then dense, whichever computation its options choose.
     pub biases: Option<Tensor<'t>>,
     /// Whether to compute [`Attended::largest_scores`].
     pub with_scores: bool,
@@ -220,7 +220,7 @@ pub struct Attended<'t> {
     pub largest_scores: Option<Tensor<'t>>,
 }
 
-/// The results of an attention kernel.
+/// The results of dense or blockwise attention.
 #[derive(Clone, Copy)]
 pub struct Context<'t> {
     /// `[batch, kv_heads, position, group, value_dim]`

@@ -80,7 +80,7 @@ fn layer<'t>(find: impl Fn(&str) -> Option<Tensor<'t>>) -> Attention<Tensor<'t>>
     }
 }
 
-/// Compares a layer that has projections and the parameters `others`, with both kernels.
+/// Compares a layer that has projections and the parameters `others`, with dense and blockwise attention.
 #[track_caller]
 fn check_attention(name: &str, others: &[Named], rotary: Option<RotaryOptions>, options: AttentionOptions) {
     let arguments = [&INPUTS, PROJECTIONS.as_slice(), others].concat();

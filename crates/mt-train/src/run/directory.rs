@@ -38,7 +38,7 @@ pub(crate) struct HeldDirectory {
 }
 
 impl RunDirectory {
-    /// Creates and locks the directory. Checks that an existing run may be resumed, or that a new run's sources exist
+    /// Creates and locks the directory. Checks that an existing run may be resumed, or that the weights of a new run exist
     /// and fit.
     pub fn open(plan: &TrainPlan, runtime: &Runtime, record: &RunRecord) -> Result<Self, TrainError> {
         let settings = &plan.settings;

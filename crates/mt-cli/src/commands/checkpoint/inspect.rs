@@ -26,7 +26,7 @@ fn quantization(listing: &Listing) -> Option<&'static str> {
     quantization_of(&listing.path).ok().flatten().map(|quantized| quantized.method)
 }
 
-/// The name of a source's format.
+/// The name of a format of weights.
 pub fn kind_name(kind: SourceKind) -> &'static str {
     match kind {
         SourceKind::Safetensors => "safetensors",

@@ -1,4 +1,4 @@
-//! The source of an export or import: the configuration of the model and the path of its weights.
+//! The model of an export or import: its configuration and the path of its weights.
 
 use std::path::{Path, PathBuf};
 
@@ -30,7 +30,7 @@ pub struct Given {
     pub tokenizer: bool,
 }
 
-/// The source of the model's description and tokenizer.
+/// The directory that holds the model's description and tokenizer.
 pub enum Kind {
     /// The directory of a published model.
     Published(PathBuf),

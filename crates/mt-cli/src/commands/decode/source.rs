@@ -1,4 +1,4 @@
-//! The source of decoding: the model's configuration and its tokenizer.
+//! The model of `maxtext decode`: its configuration, weights and tokenizer.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::{
     failure::Failure,
 };
 
-/// The source of the weights.
+/// The directory that the weights come from.
 pub struct Source {
     /// The directory of the published model.
     published: Option<PathBuf>,

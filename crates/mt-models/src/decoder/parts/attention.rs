@@ -60,7 +60,7 @@ pub enum QueryKeyNorm {
     AllHeads,
 }
 
-/// The source of keys and values.
+/// The tensors from which keys and values are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
     /// Separate projections of keys and values.

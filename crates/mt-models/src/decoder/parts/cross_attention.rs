@@ -20,7 +20,7 @@ use crate::{
 /// Attention to the output of an encoder. Each token sees the whole source of its document.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CrossAttentionConfig {
-    /// Heads, widths and scale. The mask allows all positions, and the kernel is dense.
+    /// Heads, widths and scale. The mask allows all positions, and attention is dense.
     pub attention: AttentionConfig,
 }
 
