@@ -20,6 +20,8 @@ use crate::{Observer, TrainError, events, objective::Objective};
 pub struct RunData {
     pub train: Box<dyn BatchSource>,
     pub evaluation: Option<Box<dyn HeldOut>>,
+    /// The tokenizer of text; none for data without text.
+    pub tokenizer: Option<Arc<Tokenizer>>,
     /// The score of a model that only counts tokens, for comparison with a quick start's loss; set if the data is text.
     pub(crate) baseline: Option<Baseline>,
     /// The most rows of an epoch, if all epochs have the same rows.
@@ -29,9 +31,9 @@ pub struct RunData {
 }
 
 impl RunData {
-    /// The tokenizer of text; none for synthetic data, and for data that is no plain text.
-    pub(crate) fn tokenizer(&self) -> Option<Arc<Tokenizer>> {
-        self.baseline.as_ref().and_then(|baseline| baseline.tokenizer.clone())
+    /// Training data and held-out data without text.
+    pub fn new(train: Box<dyn BatchSource>, evaluation: Option<Box<dyn HeldOut>>) -> Self {
+        Self { train, evaluation, tokenizer: None, baseline: None, rows_of_epoch: None, conversations: None }
     }
 }
 
@@ -40,14 +42,13 @@ pub(crate) struct Baseline {
     dataset: Arc<Dataset>,
     options: DatasetOptions,
     evaluation: Option<EvaluationSet>,
-    tokenizer: Option<Arc<Tokenizer>>,
 }
 
 impl Baseline {
     /// Bits per byte of the evaluation text under the token frequencies of the training text. Synthetic data, which has
     /// no tokenizer, and runs without evaluation give `None`.
-    pub fn bits_per_byte(&self) -> Result<Option<f64>, TrainError> {
-        let (Some(tokenizer), Some(evaluation)) = (&self.tokenizer, &self.evaluation) else {
+    pub fn bits_per_byte(&self, tokenizer: Option<&Arc<Tokenizer>>) -> Result<Option<f64>, TrainError> {
+        let (Some(tokenizer), Some(evaluation)) = (tokenizer, &self.evaluation) else {
             return Ok(None);
         };
         let mut model = UnigramModel::new(tokenizer.vocab_size());
@@ -190,12 +191,12 @@ impl DataRequest<'_> {
                 )
             })
             .transpose()?;
-        let baseline =
-            Baseline { dataset, options: train_options, evaluation: evaluation.clone(), tokenizer };
+        let baseline = Baseline { dataset, options: train_options, evaluation: evaluation.clone() };
         let evaluation = evaluation.map(|set| -> Box<dyn HeldOut> { Box::new(set) });
         Ok(RunData {
             train: Box::new(train),
             evaluation,
+            tokenizer,
             baseline: Some(baseline),
             rows_of_epoch,
             conversations,

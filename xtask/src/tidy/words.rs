@@ -60,6 +60,9 @@ const PHRASES: &[(&str, &str)] = &[
     ("kernel of a convolution", "write `filter`: kernels are programs for a processor"),
     ("kernel of a depthwise", "write `filter`: kernels are programs for a processor"),
     ("kernels of depthwise", "write `filters`: kernels are programs for a processor"),
+    ("kernel for each convolution", "write `filter`: kernels are programs for a processor"),
+    ("convolutions in one kernel", "write `filter`: kernels are programs for a processor"),
+    ("blockwise kernel", "write `blockwise attention`: kernels are programs for a processor"),
     ("convolution kernel", "write `filter`: kernels are programs for a processor"),
     ("kernels of keys", "write `weights`: kernels are programs for a processor"),
     ("kernels of queries", "write `weights`: kernels are programs for a processor"),
@@ -280,7 +283,11 @@ mod tests {
         check_word("The source of its weights is a directory.", "source of its weights");
         check_word("Checkpoints hold query kernels.", "query kernels");
         check_word("It has an activation between layers.", "activation between");
-        check_text("a.md", "A data source, the source of an encoder, a CPU kernel, activations between layers.", &[]);
+        check_text(
+            "a.md",
+            "A data source, the source of an encoder, a CPU kernel, activations between layers.",
+            &[],
+        );
     }
 
     #[test]

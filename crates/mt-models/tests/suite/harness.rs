@@ -39,6 +39,28 @@ const TINY: &[&str] = &[
     "normalize_embedding_logits=false",
 ];
 
+/// A small DeepSeek-V3: latent attention, a dense layer and two with experts.
+pub const SMALL_DEEPSEEK: &[&str] = &[
+    "decoder_block=deepseek",
+    "attention_type=mla",
+    "base_emb_dim=16",
+    "base_num_decoder_layers=3",
+    "base_num_query_heads=2",
+    "base_num_kv_heads=2",
+    "base_mlp_dim=24",
+    "num_experts=4",
+    "num_experts_per_tok=2",
+    "base_moe_mlp_dim=8",
+    "shared_experts=1",
+    "first_num_dense_layers=1",
+    "routed_score_func=sigmoid",
+    "q_lora_rank=8",
+    "kv_lora_rank=8",
+    "qk_nope_head_dim=8",
+    "qk_rope_head_dim=4",
+    "v_head_dim=8",
+];
+
 pub fn config(arguments: &[&str]) -> Config {
     let arguments = merged(TINY.iter().chain(arguments));
     Config::resolve(&Request { arguments, ..Request::default() }).unwrap()

@@ -4,35 +4,15 @@ use mt_models::Model;
 
 use crate::{
     context, decode, equivalence,
-    harness::{Batch, logits, model, parameters},
+    harness::{Batch, SMALL_DEEPSEEK, logits, model, parameters},
 };
 
-const DEEPSEEK: &[&str] = &[
-    "decoder_block=deepseek",
-    "attention_type=mla",
-    "base_emb_dim=16",
-    "base_num_decoder_layers=3",
-    "base_num_query_heads=2",
-    "base_num_kv_heads=2",
-    "base_mlp_dim=24",
-    "num_experts=4",
-    "num_experts_per_tok=2",
-    "base_moe_mlp_dim=8",
-    "shared_experts=1",
-    "first_num_dense_layers=1",
-    "routed_score_func=sigmoid",
-    "q_lora_rank=8",
-    "kv_lora_rank=8",
-    "qk_nope_head_dim=8",
-    "qk_rope_head_dim=4",
-    "v_head_dim=8",
-    "load_balance_loss_weight=0",
-];
+const UNBALANCED: &[&str] = &["load_balance_loss_weight=0"];
 const SINKHORN: &[&str] = &["mhc_expansion_rate=3", "sinkhorn_iterations=4"];
 const LITE: &[&str] = &["mhc_expansion_rate=2", "enable_mhc_lite=true"];
 
 fn tiny(streams: &[&'static str], others: &[&'static str]) -> Box<dyn Model> {
-    model(&[DEEPSEEK, streams, others].concat())
+    model(&[SMALL_DEEPSEEK, UNBALANCED, streams, others].concat())
 }
 
 #[test]
@@ -44,7 +24,7 @@ fn scanning_and_recomputing_change_nothing() {
     ];
     for streams in [SINKHORN, LITE] {
         equivalence::check(
-            &[DEEPSEEK, streams].concat(),
+            &[SMALL_DEEPSEEK, UNBALANCED, streams].concat(),
             ways,
             &Batch::packed(&[&[13], &[4, 9]], 13, 256),
             1e-5,
@@ -78,7 +58,11 @@ fn eight_devices_equal_one() {
     ];
     let meshes: Vec<_> = meshes.iter().map(|mesh| (*mesh, mt_nn::SequenceOrder::AsRead)).collect();
     for scan in ["scan_layers=true", "scan_layers=false"] {
-        context::check_with(&[DEEPSEEK, SINKHORN, &[scan, "remat_policy=full"]].concat(), &meshes, &batch);
+        context::check_with(
+            &[SMALL_DEEPSEEK, UNBALANCED, SINKHORN, &[scan, "remat_policy=full"]].concat(),
+            &meshes,
+            &batch,
+        );
     }
 }
 

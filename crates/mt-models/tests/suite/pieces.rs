@@ -10,30 +10,11 @@ use mt_trace::program;
 use crate::{
     context, equivalence,
     harness::{
-        Batch, declare, declare_batch, gradient_program_with, model, options, parameters, placement, run,
+        Batch, SMALL_DEEPSEEK, declare, declare_batch, gradient_program_with, model, options, parameters,
+        placement, run,
     },
 };
 
-const SMALL: &[&str] = &[
-    "decoder_block=deepseek",
-    "attention_type=mla",
-    "base_emb_dim=16",
-    "base_num_decoder_layers=3",
-    "base_num_query_heads=2",
-    "base_num_kv_heads=2",
-    "base_mlp_dim=24",
-    "num_experts=4",
-    "num_experts_per_tok=2",
-    "base_moe_mlp_dim=8",
-    "shared_experts=1",
-    "first_num_dense_layers=1",
-    "routed_score_func=sigmoid",
-    "q_lora_rank=8",
-    "kv_lora_rank=8",
-    "qk_nope_head_dim=8",
-    "qk_rope_head_dim=4",
-    "v_head_dim=8",
-];
 const IN_TWO: &[&str] = &["use_batch_split_schedule=true", "batch_split_factor=2"];
 const IN_FOUR: &[&str] = &["use_batch_split_schedule=true", "batch_split_factor=4"];
 const MESH: &[&str] = &["ici_expert_parallelism=2", "ici_fsdp_parallelism=2", "ici_tensor_parallelism=2"];
@@ -50,12 +31,12 @@ fn pieces_change_nothing() {
         [IN_FOUR, &["scan_layers=false", "remat_policy=none"]].concat(),
     ];
     let ways: Vec<&[&str]> = ways.iter().map(Vec::as_slice).collect();
-    equivalence::check(SMALL, &ways, &batch(), 1e-5);
+    equivalence::check(SMALL_DEEPSEEK, &ways, &batch(), 1e-5);
 }
 
 #[test]
 fn eight_devices_equal_one() {
-    let arguments = [SMALL, IN_TWO, &["mtp_num_layers=1", "remat_policy=full"]].concat();
+    let arguments = [SMALL_DEEPSEEK, IN_TWO, &["mtp_num_layers=1", "remat_policy=full"]].concat();
     context::check_with(&arguments, &[(MESH, SequenceOrder::AsRead)], &batch());
 }
 
@@ -64,7 +45,7 @@ fn eight_devices_equal_one() {
 fn pieces_exchange_tokens_separately() {
     let exchanges = |keys: &[&'static str], placement: Arc<Placement>| {
         let model: Box<dyn Model> =
-            model(&[SMALL, keys, &["scan_layers=true", "remat_policy=none"]].concat());
+            model(&[SMALL_DEEPSEEK, keys, &["scan_layers=true", "remat_policy=none"]].concat());
         let text = gradient_program_with(&*model, &options("pieces", placement), 8, 13).text;
         text.matches("stablehlo.reduce_scatter").count()
     };
@@ -80,7 +61,7 @@ fn pieces_exchange_tokens_separately() {
 fn auxiliary_losses_are_those_of_the_whole() {
     let losses = |keys: &[&'static str]| -> Vec<f64> {
         let weights = ["load_balance_loss_weight=0.7", "router_z_loss_weight=0.3"];
-        let model = model(&[SMALL, &weights, keys].concat());
+        let model = model(&[SMALL_DEEPSEEK, &weights, keys].concat());
         let (batch, specs) = (batch(), model.parameters());
         let program = program(&options("losses", Arc::new(Placement::single())), |inputs| {
             let parameters = declare(inputs, "params", &specs, false);

@@ -2,10 +2,10 @@
 
 use mt_derive::Tree;
 use mt_nn::{
-    NormOptions, SequenceOrder,
+    SequenceOrder,
     attention::{
-        Additions, AttentionKernel, AttentionOptions, BlockSizes, Context, KeysValues, MaskSpec, PassBlocks,
-        Segments, blockwise, dense,
+        Additions, AttentionOptions, BlockSizes, Context, KeysValues, MaskSpec, PassBlocks, Segments,
+        blockwise, dense,
     },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
@@ -13,26 +13,11 @@ use mt_shape::{DType, HostArray, axis};
 use mt_trace::Tensor;
 
 use crate::harness::{
-    Argument, assert_close, gradients, integers, numbers, of_documents, relative_error, run, text,
+    Argument, CAUSAL_ATTENTION, assert_close, gradients, integers, numbers, of_documents, relative_error,
+    run, text,
 };
 
-const OPTIONS: AttentionOptions = AttentionOptions {
-    scale: 1.0,
-    kernel: AttentionKernel::Automatic,
-    float32_product: false,
-    float32_scores: true,
-    mask: MaskSpec::CAUSAL,
-    soft_cap: None,
-    norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
-    normalize_values: false,
-    chosen_chunks: None,
-    normalize_projected: None,
-    normalize_rotated: false,
-    is_interleaved: false,
-    is_gated: false,
-    blocks: PassBlocks::NONE,
-    local_blocks: PassBlocks::NONE,
-};
+const OPTIONS: AttentionOptions = CAUSAL_ATTENTION;
 
 #[derive(Clone, Copy)]
 struct Case {

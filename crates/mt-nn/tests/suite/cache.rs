@@ -2,10 +2,9 @@
 
 use mt_ir::{CpuKernels, Target};
 use mt_nn::{
-    Linear, NormOptions, RmsNorm, Rotary, RotaryOptions, SequenceOrder,
+    Linear, RmsNorm, Rotary, RotaryOptions, SequenceOrder,
     attention::{
-        Attention, AttentionInputs, AttentionKernel, AttentionOptions, CachedKeysValues, KeysValues,
-        MaskSpec, PassBlocks, Segments,
+        Attention, AttentionInputs, AttentionOptions, CachedKeysValues, KeysValues, MaskSpec, Segments,
     },
     axes::{BATCH, EMBED, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, QUERY_HEADS, VALUE_DIM},
 };
@@ -13,7 +12,7 @@ use mt_shape::{Axis, DType, axis};
 use mt_trace::Tensor;
 
 use crate::{
-    harness::{Argument, assert_close, integers, numbers, run_for},
+    harness::{Argument, CAUSAL_ATTENTION, assert_close, integers, numbers, run_for},
     reference_rotary::PLAIN,
 };
 
@@ -22,23 +21,7 @@ const PROMPTS: [usize; 2] = [6, 4];
 const STEPS: usize = 8;
 const LENGTH: usize = PROMPTS[0] + STEPS;
 
-const OPTIONS: AttentionOptions = AttentionOptions {
-    scale: 0.4,
-    kernel: AttentionKernel::Automatic,
-    float32_product: false,
-    float32_scores: true,
-    mask: MaskSpec::CAUSAL,
-    soft_cap: None,
-    norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
-    normalize_values: false,
-    chosen_chunks: None,
-    normalize_projected: None,
-    normalize_rotated: false,
-    is_interleaved: false,
-    is_gated: false,
-    blocks: PassBlocks::NONE,
-    local_blocks: PassBlocks::NONE,
-};
+const OPTIONS: AttentionOptions = AttentionOptions { scale: 0.4, ..CAUSAL_ATTENTION };
 
 /// The arguments of a pair of layers. The last one is a value projection of this width.
 fn arguments(value_width: usize) -> Vec<Argument> {

@@ -5,18 +5,15 @@ use std::{collections::BTreeMap, sync::Arc};
 use mt_derive::Tree;
 use mt_ir::{Program, Target};
 use mt_nn::{
-    NormOptions, SequenceOrder,
-    attention::{
-        Additions, AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, PassBlocks, blockwise,
-        dense,
-    },
+    SequenceOrder,
+    attention::{Additions, AttentionOptions, Context, KeysValues, MaskSpec, blockwise, dense},
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
 use mt_runtime::{CompileSettings, testing};
 use mt_shape::{Axis, DType, HostArray, LogicalAxis, LogicalRules, Mesh, Placement, axis, logical};
 use mt_trace::{ProgramOptions, Tensor, program};
 
-use crate::harness::{integers, numbers, of_documents, relative_error};
+use crate::harness::{CAUSAL_ATTENTION, integers, numbers, of_documents, relative_error};
 
 const ROWS: usize = 4;
 const KV: usize = 2;
@@ -96,23 +93,7 @@ impl Case {
     }
 
     fn options(self) -> AttentionOptions {
-        AttentionOptions {
-            scale: 1.0,
-            kernel: AttentionKernel::Automatic,
-            float32_product: false,
-            float32_scores: true,
-            mask: self.mask,
-            soft_cap: self.soft_cap,
-            norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
-            normalize_values: false,
-            chosen_chunks: None,
-            normalize_projected: None,
-            normalize_rotated: false,
-            is_interleaved: false,
-            is_gated: false,
-            blocks: PassBlocks::NONE,
-            local_blocks: PassBlocks::NONE,
-        }
+        AttentionOptions { mask: self.mask, soft_cap: self.soft_cap, ..CAUSAL_ATTENTION }
     }
 
     pub fn program(self, name: &str, dtype: DType) -> Program {

@@ -3,14 +3,33 @@
 use mt_derive::Tree;
 use mt_ir::{Program, Target};
 use mt_nn::{
-    SequenceOrder,
-    attention::{MaskSpec, Segments},
+    NormOptions, SequenceOrder,
+    attention::{AttentionKernel, AttentionOptions, MaskSpec, PassBlocks, Segments},
     axes::{KV_POSITION, POSITION},
 };
 use mt_runtime::{CompileSettings, testing};
 use mt_shape::{Axis, DType, HostArray};
 pub use mt_testing::{Golden, assert_close, i32_array as integers, random_array as numbers, relative_error};
 use mt_trace::{Inputs, Output, ProgramOptions, Region, Tensor, program};
+
+/// Causal attention without further options. Tests set what they examine.
+pub const CAUSAL_ATTENTION: AttentionOptions = AttentionOptions {
+    scale: 1.0,
+    kernel: AttentionKernel::Automatic,
+    float32_product: false,
+    float32_scores: true,
+    mask: MaskSpec::CAUSAL,
+    soft_cap: None,
+    norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
+    normalize_values: false,
+    chosen_chunks: None,
+    normalize_projected: None,
+    normalize_rotated: false,
+    is_interleaved: false,
+    is_gated: false,
+    blocks: PassBlocks::NONE,
+    local_blocks: PassBlocks::NONE,
+};
 
 /// An argument: its axes and elements.
 pub type Argument = (Vec<Axis>, HostArray);

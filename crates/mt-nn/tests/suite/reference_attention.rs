@@ -2,14 +2,13 @@
 
 use mt_nn::{
     Linear, NormOptions, RmsNorm, Rotary, RotaryExtent, RotaryOptions, RotaryScaling, SequenceOrder,
-    attention::{
-        Attention, AttentionInputs, AttentionKernel, AttentionOptions, MaskSpec, PassBlocks, Segments,
-    },
+    attention::{Attention, AttentionInputs, AttentionKernel, AttentionOptions, MaskSpec, Segments},
     axes::{EMBED, HEAD_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM},
 };
 use mt_trace::Tensor;
 
 use crate::{
+    harness::CAUSAL_ATTENTION,
     reference::{ACTIVATIONS, SEQUENCES, check},
     reference_rotary::PLAIN,
 };
@@ -20,23 +19,7 @@ const KERNELS: [&dyn Fn(AttentionOptions) -> AttentionOptions; 2] =
     }];
 
 fn options(scale: f64) -> AttentionOptions {
-    AttentionOptions {
-        scale,
-        kernel: AttentionKernel::Automatic,
-        float32_product: false,
-        float32_scores: true,
-        mask: MaskSpec::CAUSAL,
-        soft_cap: None,
-        norm: NormOptions { epsilon: 1e-6, offset: 0.0 },
-        normalize_values: false,
-        chosen_chunks: None,
-        normalize_projected: None,
-        normalize_rotated: false,
-        is_interleaved: false,
-        is_gated: false,
-        blocks: PassBlocks::NONE,
-        local_blocks: PassBlocks::NONE,
-    }
+    AttentionOptions { scale, ..CAUSAL_ATTENTION }
 }
 
 fn window(window: usize) -> MaskSpec {

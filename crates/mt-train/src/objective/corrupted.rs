@@ -1,6 +1,6 @@
 //! Objectives on texts that the data corrupts: block diffusion and span corruption.
 
-use mt_data::{Corruption, CorruptedHeldOut, CorruptedSource, HeldOut, Targets, Tokenizer};
+use mt_data::{CorruptedHeldOut, CorruptedSource, Corruption, HeldOut, Targets, Tokenizer};
 use mt_trace::Tensor;
 
 use super::{
@@ -58,16 +58,15 @@ impl<C: TextCorruption> Objective for CorruptedText<C> {
     fn data(&self, request: &DataRequest<'_>) -> Result<RunData, TrainError> {
         let length = self.corruption.text_length(self.tokens.length);
         let data = request.text_of_length(Targets::All, length)?;
-        let change = self.corruption.change(data.tokenizer().as_deref(), self.tokens.vocab_size)?;
-        let held_out =
-            |inner| -> Box<dyn HeldOut> { Box::new(CorruptedHeldOut::new(inner, change.clone())) };
+        let change = self.corruption.change(data.tokenizer.as_deref(), self.tokens.vocab_size)?;
+        let held_out = |inner| -> Box<dyn HeldOut> { Box::new(CorruptedHeldOut::new(inner, change.clone())) };
         Ok(RunData {
             evaluation: data.evaluation.map(held_out),
             train: Box::new(CorruptedSource::new(data.train, change)),
             // A model that counts tokens predicts the next one.
             baseline: None,
-            conversations: data.conversations,
             rows_of_epoch: None,
+            ..data
         })
     }
 

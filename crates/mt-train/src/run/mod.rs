@@ -132,7 +132,7 @@ pub fn train(
     let Some(data) = start.precompute(&trainer, data, &around)? else {
         return Ok(directory.stopped(stop.received().unwrap_or_default()));
     };
-    let RunData { train, evaluation, baseline, conversations, .. } = data;
+    let RunData { train, evaluation, tokenizer, baseline, conversations, .. } = data;
     let logger = start_logger(&trainer, &directory, observer)?;
     let peak_tflops = peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision());
     let (manager, finished) = directory.into_manager();
@@ -155,7 +155,8 @@ pub fn train(
     }
     let is_quick_start = record.is_quick_start() && progress.ending == Ending::Completed;
     let baseline = baseline.filter(|_| is_quick_start);
-    let unigram_bits_per_byte = baseline.map(|baseline| baseline.bits_per_byte()).transpose()?.flatten();
+    let bits_per_byte = baseline.map(|baseline| baseline.bits_per_byte(tokenizer.as_ref()));
+    let unigram_bits_per_byte = bits_per_byte.transpose()?.flatten();
     Ok(finished.report(progress, unigram_bits_per_byte))
 }
 

@@ -4,25 +4,20 @@
 use std::sync::Arc;
 
 use mt_data::{
-    Batch, BatchSource, CorruptedHeldOut, CorruptedSource, DatasetOptions, HeldOut, NamedArray, Position,
-    Source, Targets, Tokenizer, TrainIterator,
+    Batch, BatchSource, CorruptedHeldOut, CorruptedSource, HeldOut, NamedArray,
     arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
 };
-use mt_ir::Target;
-use mt_nn::SequenceOrder;
-use mt_runtime::testing;
-use mt_shape::{DType, HostArray};
+use mt_shape::HostArray;
 use mt_testing::{Golden, assert_close};
-use mt_trace::{ProgramOptions, Tensor, program};
 
 use super::{
+    corrupted::{Same, check_data, loss_and_gradients},
     published::published,
     training::{Setup, check_same_metrics, on_one_device, train},
 };
 use crate::{
-    gradients::ModelTensors,
     metrics::names,
-    objective::{BatchTensors, masking_of, of_config},
+    objective::{masking_of, of_config},
 };
 
 const ROWS: usize = 4;
@@ -52,34 +47,6 @@ const MODEL: &[&str] = &[
 const SEEDED: &[&str] =
     &["block_diffusion_logit_alignment=shifted", "block_diffusion_canvas_policy=seed_and_mask"];
 
-/// One batch, again and again.
-#[derive(Clone)]
-pub struct Same(pub Batch);
-
-impl BatchSource for Same {
-    fn next_batch(&mut self) -> mt_data::Result<Option<Batch>> {
-        Ok(Some(self.0.clone()))
-    }
-
-    fn set_batch_rows(&mut self, _rows: usize) -> mt_data::Result<()> {
-        Ok(())
-    }
-
-    fn position(&self) -> Position {
-        Position::Null
-    }
-
-    fn seek(&mut self, _position: &Position) -> mt_data::Result<()> {
-        Ok(())
-    }
-}
-
-impl HeldOut for Same {
-    fn batches(&self) -> mt_data::Result<Box<dyn Iterator<Item = mt_data::Result<Batch>>>> {
-        Ok(Box::new([Ok(self.0.clone())].into_iter()))
-    }
-}
-
 fn golden() -> Golden {
     Golden::open(env!("CARGO_MANIFEST_DIR"), "block_diffusion.safetensors")
 }
@@ -98,43 +65,15 @@ fn clean(golden: &Golden) -> Batch {
     Batch { rows: ROWS, arrays: arrays.map(of).into(), target_bytes: 0 }
 }
 
+/// The parameters whose gradients are compared.
+const COMPARED: [&str; 2] = ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"];
+
 /// The loss of a batch, its weight, and the gradients of the embedding and of the first layer's queries.
 fn loss_of(keys: &[&str], batch: &Batch, golden: &Golden) -> Vec<HostArray> {
     let setup = Setup::new(keys, 1);
-    let rule = setup.programs().loss;
     let specs = setup.model.parameters();
-    let options = ProgramOptions {
-        precision: setup.model.precision(),
-        ..ProgramOptions::new("block_diffusion", Target::CPU)
-    };
-    let declared = rule.objective.arrays(ROWS);
-    let program = program(&options, |inputs| {
-        let input =
-            |name: &str, dtype, axes: &[_]| inputs.input(name, dtype, axes, &vec![None; axes.len()], false);
-        let trained: Vec<Tensor<'_>> =
-            specs.iter().map(|(path, spec)| input(&path.to_string(), spec.dtype, &spec.axes)).collect();
-        let arrays: Vec<Tensor<'_>> =
-            declared.iter().map(|array| input(array.name, array.dtype, &array.axes)).collect();
-        let batch = BatchTensors::new(declared.iter().map(|array| array.name), arrays, SequenceOrder::AsRead);
-        let models = ModelTensors { trained, frozen: Vec::new() };
-        let made = {
-            let step = inputs.region().full(DType::I32, &[], 0.0);
-            rule.loss_and_gradients(&specs, &models, &batch, inputs.region().key(0), step)
-        };
-        let gradient = |wanted: &str| {
-            let index = specs.iter().position(|(path, spec)| published(path, spec) == wanted).unwrap();
-            made.gradients[index]
-        };
-        let names = ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"];
-        let [embedding, query] = names.map(gradient);
-        [made.loss, made.weights, embedding, query]
-            .map(|value| inputs.replicated("result", value.cast(DType::F32)))
-            .into()
-    })
-    .unwrap();
     let parameters = specs.iter().map(|(path, spec)| golden.array(&published(path, spec)));
-    let arrays = declared.iter().map(|array| (**batch.array(array.name).unwrap()).clone());
-    testing::run(&program, &parameters.chain(arrays).collect::<Vec<_>>()).unwrap()
+    loss_and_gradients(&setup, ROWS, parameters, |name| (**batch.array(name).unwrap()).clone(), &COMPARED)
 }
 
 #[test]
@@ -189,37 +128,5 @@ fn micro_batches_recomputation_tiles_and_placement_change_nothing() {
 fn masks_are_the_same_after_resuming_and_in_each_evaluation() {
     let settings = Setup::new(&[DIFFUSION, MODEL].concat(), 1).settings;
     assert_eq!(of_config(&settings).unwrap().name(), "block diffusion");
-    let masking = masking_of(&settings);
-    let documents = (0..30).map(|number| "words of a text ".repeat(number % 5 + 1)).collect();
-    let source = Source::Memory { name: "texts".into(), documents };
-    let options = DatasetOptions { targets: Targets::All, ..DatasetOptions::training(source, 15, ROWS) };
-    let open = || {
-        let data = TrainIterator::open(options.clone(), Some(Arc::new(Tokenizer::bytes()))).unwrap();
-        CorruptedSource::new(data, masking)
-    };
-    let mut first = open();
-    let mut positions = vec![first.position()];
-    let batches: Vec<Batch> = (0..6)
-        .map(|_| {
-            let batch = first.next_batch().unwrap().unwrap();
-            positions.push(first.position());
-            batch
-        })
-        .collect();
-    for (start, position) in positions[..6].iter().enumerate() {
-        let mut resumed = open();
-        resumed.seek(position).unwrap();
-        for batch in &batches[start..] {
-            assert_eq!(resumed.next_batch().unwrap().unwrap(), *batch);
-        }
-    }
-    // A position of other objectives' data is refused.
-    let error = open().seek(&positions[0]["data"]).unwrap_err();
-    assert!(error.to_string().contains("does not count the batches"), "{error}");
-    // Masks differ from batch to batch, and every pass over held-out data has the same.
-    let mut same = CorruptedSource::new(Same(batches[0].clone()), masking);
-    assert_ne!(same.next_batch().unwrap(), same.next_batch().unwrap());
-    let held_out = CorruptedHeldOut::new(Box::new(Same(batches[0].clone())), masking);
-    let pass = || held_out.batches().unwrap().map(Result::unwrap).collect::<Vec<_>>();
-    assert_eq!(pass(), pass());
+    check_data(&masking_of(&settings), 15);
 }

@@ -4,6 +4,7 @@ mod adapters;
 mod block_diffusion;
 mod compressed;
 mod context;
+mod corrupted;
 mod counts;
 mod distillation;
 mod expert_loads;

@@ -1,33 +1,25 @@
 //! Span corruption: the loss of transformers for the same batch, and the same losses however a model is run, placed and
 //! resumed.
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 use mt_data::{
-    Batch, BatchSource, CorruptedHeldOut, CorruptedSource, DatasetOptions, HeldOut, Source, SpanCorruption,
-    Targets, Tokenizer, TrainIterator,
+    SpanCorruption,
     arrays::{
         INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, SOURCE, SOURCE_SEGMENTATION, TARGETS,
         TARGETS_SEGMENTATION,
     },
 };
-use mt_ir::Target;
 use mt_models::hugging_face::Weights;
-use mt_nn::SequenceOrder;
 use mt_runtime::testing;
 use mt_shape::{DType, HostArray, Placement};
 use mt_testing::Golden;
-use mt_trace::{ProgramOptions, Tensor, program};
 
 use super::{
-    block_diffusion::Same,
+    corrupted::{check_data, loss_and_gradients},
     training::{Setup, check_same_metrics, on_one_device, train},
 };
-use crate::{
-    gradients::ModelTensors,
-    metrics::names,
-    objective::{BatchTensors, of_config},
-};
+use crate::{metrics::names, objective::of_config};
 
 const ENCODER_DECODER: &[&str] = &[
     "decoder_block=t5",
@@ -70,26 +62,6 @@ fn losses_are_those_of_transformers() {
     let placement = Placement::single();
     let loaded = weights.load(testing::cpu(1), &placement, &*setup.model, Some(DType::F32)).unwrap();
     let parameters = loaded.iter().map(|array| array.to_host().unwrap());
-    let rule = setup.programs().loss;
-    let (specs, declared) = (setup.model.parameters(), rule.objective.arrays(3));
-    let options = ProgramOptions::new("span_corruption", Target::CPU);
-    let program = program(&options, |inputs| {
-        let input =
-            |name: &str, dtype, axes: &[_]| inputs.input(name, dtype, axes, &vec![None; axes.len()], false);
-        let trained: Vec<Tensor<'_>> =
-            specs.iter().map(|(path, spec)| input(&path.to_string(), spec.dtype, &spec.axes)).collect();
-        let arrays: Vec<Tensor<'_>> =
-            declared.iter().map(|array| input(array.name, array.dtype, &array.axes)).collect();
-        let unread = arrays[1].sum_all().cast(DType::F32) * 0.0;
-        let batch = BatchTensors::new(declared.iter().map(|array| array.name), arrays, SequenceOrder::AsRead);
-        let models = ModelTensors { trained, frozen: Vec::new() };
-        let step = inputs.region().full(DType::I32, &[], 0.0);
-        let made = rule.loss_and_gradients(&specs, &models, &batch, inputs.region().key(0), step);
-        [made.loss + unread, made.weights]
-            .map(|value| inputs.replicated("result", value.cast(DType::F32)))
-            .into()
-    })
-    .unwrap();
     let whole = |count: usize, value: &dyn Fn(usize) -> i32| {
         let values: Vec<i32> = (0..3 * count).map(|place| value(place % count)).collect();
         HostArray::from_slice(DType::I32, &[3, count], &values).unwrap()
@@ -103,8 +75,7 @@ fn losses_are_those_of_transformers() {
         INPUTS_SEGMENTATION | TARGETS_SEGMENTATION => whole(7, &|_| 1),
         other => panic!("`{other}`"),
     };
-    let inputs: Vec<HostArray> = parameters.chain(declared.iter().map(|own| array(own.name))).collect();
-    let made = testing::run(&program, &inputs).unwrap();
+    let made = loss_and_gradients(&setup, 3, parameters, array, &[]);
     let (loss, expected) = (made[0].to_f64()[0], golden.array("loss").to_f64()[0]);
     assert!((loss - expected).abs() <= 1e-5 * expected, "{loss}, not {expected}");
     assert_eq!(made[1].to_f64(), [21.0]);
@@ -130,45 +101,12 @@ fn spans_are_the_same_after_resuming_and_in_each_evaluation() {
     assert_eq!(objective.name(), "span corruption");
     let sizes = mt_data::SpanSizes { density: 0.3, mean_length: 2.0, source: 24, target: 40 };
     let corruption = SpanCorruption { sizes, first_sentinel: 300, eos: Some(299), start: 0, seed: 3 };
-    let documents = (0..30).map(|number| "words of a text ".repeat(number % 5 + 1)).collect();
-    let source = Source::Memory { name: "texts".into(), documents };
-    let length = sizes.text_length().unwrap();
-    let options = DatasetOptions { targets: Targets::All, ..DatasetOptions::training(source, length, 4) };
-    let open = || {
-        let data = TrainIterator::open(options.clone(), Some(Arc::new(Tokenizer::bytes()))).unwrap();
-        CorruptedSource::new(data, corruption)
-    };
-    let mut first = open();
-    let mut positions = vec![first.position()];
-    let batches: Vec<Batch> = (0..6)
-        .map(|_| {
-            let batch = first.next_batch().unwrap().unwrap();
-            positions.push(first.position());
-            batch
-        })
-        .collect();
     let declared: Vec<(&str, Vec<usize>)> =
         objective.arrays(4).iter().map(|array| (array.name, array.dims())).collect();
-    for batch in &batches {
+    for batch in check_data(&corruption, sizes.text_length().unwrap()) {
         for (name, dims) in &declared {
             assert_eq!(batch.array(name).unwrap().dims(), dims, "{name}");
         }
         assert!(batch.num_targets() > 0);
     }
-    for (start, position) in positions[..6].iter().enumerate() {
-        let mut resumed = open();
-        resumed.seek(position).unwrap();
-        for batch in &batches[start..] {
-            assert_eq!(resumed.next_batch().unwrap().unwrap(), *batch);
-        }
-    }
-    let error = open().seek(&positions[0]["data"]).unwrap_err();
-    assert!(error.to_string().contains("does not count the batches whose spans"), "{error}");
-    let text = TrainIterator::open(options.clone(), Some(Arc::new(Tokenizer::bytes()))).unwrap().next();
-    let text = text.unwrap().unwrap();
-    let mut same = CorruptedSource::new(Same(text.clone()), corruption);
-    assert_ne!(same.next_batch().unwrap(), same.next_batch().unwrap());
-    let held_out = CorruptedHeldOut::new(Box::new(Same(text)), corruption);
-    let pass = || held_out.batches().unwrap().map(Result::unwrap).collect::<Vec<_>>();
-    assert_eq!(pass(), pass());
 }

@@ -1,8 +1,6 @@
 //! Log-probabilities of answers, which all losses on preference data share.
 
-use mt_data::arrays::{
-    INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, LABELS, TARGETS, TARGETS_SEGMENTATION,
-};
+use mt_data::arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, LABELS, TARGETS, TARGETS_SEGMENTATION};
 use mt_models::Tokens;
 use mt_nn::{
     axes::{BATCH, POSITION},
