@@ -3,6 +3,7 @@
 //! They are shown with the configuration and cannot be set. Values that depend on the number of devices are none until
 //! it is known; the keys determine it for CPUs only.
 
+use mt_shape::logical;
 use serde_json::{Value, json};
 
 use crate::{
@@ -54,9 +55,6 @@ fn dimensions(config: &Config, values: &mut Values) {
     push("num_decoder_layers", integer(config, "base_num_decoder_layers"), |scales| scales.layers);
 }
 
-/// The logical axis of query positions.
-const ATTENTION_LENGTH: &str = "activation_length_attn";
-
 fn mesh(config: &Config, values: &mut Values) {
     let devices = config.known_devices();
     values.push(("num_target_devices", devices.into()));
@@ -73,11 +71,12 @@ fn mesh(config: &Config, values: &mut Values) {
     };
     // Queries are split over the mesh axes of the first rule that names any axis of this mesh.
     let rules = config.entry("logical_axis_rules").value.as_array().cloned().unwrap_or_default();
-    let split = rules.iter().filter(|rule| rule[0] == ATTENTION_LENGTH).find_map(|rule| {
-        let of_rule = rule[1].as_array()?.iter().filter(|axis| axes.contains(axis));
-        let of_rule: Vec<&str> = of_rule.filter_map(Value::as_str).collect();
-        (!of_rule.is_empty()).then_some(of_rule)
-    });
+    let split =
+        rules.iter().filter(|rule| rule[0] == logical::ACTIVATION_LENGTH_ATTN.name()).find_map(|rule| {
+            let of_rule = rule[1].as_array()?.iter().filter(|axis| axes.contains(axis));
+            let of_rule: Vec<&str> = of_rule.filter_map(Value::as_str).collect();
+            (!of_rule.is_empty()).then_some(of_rule)
+        });
     let context = split
         .unwrap_or_default()
         .into_iter()

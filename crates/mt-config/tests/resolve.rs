@@ -284,7 +284,7 @@ fn the_key_of_one_projection_goes_before_that_of_several() {
 
 /// The rules alone decide whether a sequence is split, whatever the axis.
 #[test]
-fn chunks_are_dealt_where_rules_split_sequences() {
+fn chunks_are_distributed_where_rules_split_sequences() {
     let shards = |arguments: &[&str]| {
         let settings = training(&[&["ici_fsdp_parallelism=1"], arguments].concat()).unwrap();
         settings.context.paired_shards(&settings.placement.placement(8).unwrap())

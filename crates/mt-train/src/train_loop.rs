@@ -206,7 +206,8 @@ impl Loop {
         let awaited = state.batches.next_unless(|waited| {
             if waited >= WAIT_REPORT * reports {
                 reports += 1;
-                let text = format!("step {} waits for its batch since {} s", self.step(), waited.as_secs());
+                let text =
+                    format!("step {} has been waiting for its batch for {} s", self.step(), waited.as_secs());
                 events::note(&self.observer, text);
             }
             self.stop.received().is_some()

@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::ExitCode};
 
-use mt_config::{Config, LoadConfig, PresetCommand, RewardType, TokenizerGroup, run_directory_of};
+use mt_config::{LoadConfig, PresetCommand, RewardType, TokenizerGroup, run_directory_of};
 use mt_data::{
     AddedEnds, ChatTemplate, Conversations, Dataset, RecordFormat, RewardColumns, Source, Tokenizer,
 };
@@ -56,7 +56,8 @@ fn score(mut arguments: RewardScore) -> Result<(), Failure> {
     tokenizer.check_vocab_size(load.model.vocab_size)?;
     let adds = AddedEnds { bos: found.begins_texts(&group, &tokenizer), eos: group.add_eos };
     let template = directory.as_deref().map(|directory| template_in(directory, &load)).transpose()?.flatten();
-    let answers = Answers::new(&config, load.model.reward_type, arguments.columns.as_deref())?;
+    let separator = config.entry("step_separator").value.as_str().unwrap_or_default();
+    let answers = Answers::new(load.model.reward_type, separator, arguments.columns.as_deref())?;
     let form = Conversations::with_rewards(answers.columns.clone(), template);
     let records = answers.read(&files)?;
     let sequences = records.encode(&form, &tokenizer, adds, load.model.max_target_length)?;
@@ -116,7 +117,8 @@ struct Sequence {
 }
 
 impl Answers {
-    fn new(config: &Config, reward_type: RewardType, columns: Option<&str>) -> Result<Self, Failure> {
+    /// The columns that are named, or the usual ones. `separator` ends the steps of a process model.
+    fn new(reward_type: RewardType, separator: &str, columns: Option<&str>) -> Result<Self, Failure> {
         let usual = match reward_type {
             RewardType::Outcome => "prompt,completion",
             RewardType::Process => "prompt,completions",
@@ -136,7 +138,7 @@ impl Answers {
                 prompt: prompt.clone(),
                 steps: steps.clone(),
                 labels: None,
-                separator: config.entry("step_separator").value.as_str().unwrap_or_default().to_owned(),
+                separator: separator.to_owned(),
                 last_only: false,
             },
             _ => {

@@ -57,6 +57,8 @@ fn parameters_are_counted() {
         ("mistral-7b", 7_241_732_096, 32_000 * 4096),
         // The published model has 128 tokens fewer.
         ("gemma2-2b", 2_614_341_888 + 128 * 2304, 0),
+        // Each layer has a table of vectors for tokens.
+        ("gemma4-e2b", 4_621_490_979, 262_144 * 35 * 256),
     ] {
         let found = models(&[name]);
         let found = found.iter().find(|model| model["name"] == name).unwrap();

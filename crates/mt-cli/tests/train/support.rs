@@ -124,6 +124,25 @@ impl Sandbox {
         outcome(&mut self.command(run, keys))
     }
 
+    /// Checks that a run with `keys`, whose batches have 8 rows, has the losses of the run `whole` on 8 devices and in
+    /// micro-batches.
+    pub fn check_placed(&self, whole: &str, keys: &[&str]) {
+        let expected = self.metrics(whole).losses();
+        let devices = ["num_cpu_devices=8", "per_device_batch_size=1"];
+        let in_four = ["num_cpu_devices=1", "gradient_accumulation_steps=4", "per_device_batch_size=2"];
+        for (way, own) in [
+            ("fsdp", &["ici_fsdp_parallelism=8"][..]),
+            ("tensor", &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"]),
+            ("accumulated", &in_four),
+        ] {
+            let run = format!("{whole}_{way}");
+            self.train(&run, &[keys, &devices, own].concat()).succeeded();
+            for (own, whole) in self.metrics(&run).losses().iter().zip(&expected) {
+                assert!((own - whole).abs() <= 1e-5 * whole, "{run}: {own}, not {whole}");
+            }
+        }
+    }
+
     /// The metrics of a run.
     pub fn metrics(&self, run: &str) -> Metrics {
         Metrics::read(&self.path(&format!("runs/{run}/metrics/metrics.jsonl")))

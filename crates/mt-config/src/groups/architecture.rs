@@ -4,6 +4,7 @@ use super::{
     FromValue,
     choices::{AttentionKind, AttentionType, DecoderBlock, LayerAttention, RopeType},
     group,
+    model::uneven_heads,
 };
 use crate::{
     config::{Config, not_built},
@@ -292,17 +293,9 @@ impl GatedDeltaGroup {
         if !block.is_some_and(|block| WITH_GATED_DELTA.contains(&block)) {
             return;
         }
-        let (keys, values) = (self.gdn_num_key_heads, self.gdn_num_value_heads);
-        if !values.is_multiple_of(keys) {
-            problems.push(Problem::inconsistent(
-                format!(
-                    "{}, but {}, which does not divide them",
-                    config.stated("gdn_num_value_heads"),
-                    config.stated("gdn_num_key_heads")
-                ),
-                format!("use a multiple of {keys} value heads"),
-            ));
-        }
+        let values = ("gdn_num_value_heads", self.gdn_num_value_heads);
+        let keys = ("gdn_num_key_heads", self.gdn_num_key_heads);
+        problems.extend(uneven_heads(config, values, keys, "value heads"));
     }
 }
 

@@ -81,7 +81,7 @@ impl ContextGroup {
         if length.is_multiple_of(pieces) {
             return Ok(());
         }
-        let dealt = if is_paired { format!(", each of 2 of {pieces} chunks") } else { String::new() };
+        let chunks = if is_paired { format!(", each of 2 of {pieces} chunks") } else { String::new() };
         let mut choices = vec![format!("use `max_target_length={}`", length.next_multiple_of(pieces))];
         if is_paired && length.is_multiple_of(shards) {
             choices.push(format!(
@@ -94,7 +94,7 @@ impl ContextGroup {
         }
         Err(Problem::inconsistent(
             format!(
-                "`max_target_length` is `{length}` ({}), but sequences are split over {} into {shards} shards{dealt}",
+                "`max_target_length` is `{length}` ({}), but sequences are split over {} into {shards} shards{chunks}",
                 self.length_origin,
                 names.join(" and "),
             ),

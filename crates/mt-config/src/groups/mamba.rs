@@ -1,6 +1,6 @@
 //! Layers of Mamba-2.
 
-use super::{choices::DecoderBlock, group, model::largest_divisor};
+use super::{choices::DecoderBlock, group, model::uneven_heads};
 use crate::{config::Config, error::Problem, table::mamba::FAMILIES};
 
 group! {
@@ -23,20 +23,9 @@ impl MambaGroup {
         if !FAMILIES.iter().any(|family| block.value == *family) {
             return;
         }
-        let (heads, groups) = (self.mamba_num_heads, self.mamba_num_groups);
-        if !heads.is_multiple_of(groups) {
-            problems.push(Problem::inconsistent(
-                format!(
-                    "{}, but {}, which does not divide them",
-                    config.stated("mamba_num_heads"),
-                    config.stated("mamba_num_groups")
-                ),
-                format!(
-                    "use `mamba_num_groups={}`, or a multiple of {groups} heads",
-                    largest_divisor(heads, groups)
-                ),
-            ));
-        }
+        let heads = ("mamba_num_heads", self.mamba_num_heads);
+        let groups = ("mamba_num_groups", self.mamba_num_groups);
+        problems.extend(uneven_heads(config, heads, groups, "heads"));
         let pattern = &config.entry("attention_pattern").value;
         if pattern.as_array().is_some_and(|list| list.iter().any(|kind| kind == "local"))
             && block.value == DecoderBlock::Bamba.name()

@@ -161,19 +161,8 @@ impl ModelGroup {
             ));
         }
         let (queries, keys) = (self.base_num_query_heads, self.base_num_kv_heads);
-        if !queries.is_multiple_of(keys) {
-            problems.push(Problem::inconsistent(
-                format!(
-                    "{}, but {}, which does not divide them",
-                    config.stated("base_num_query_heads"),
-                    config.stated("base_num_kv_heads")
-                ),
-                format!(
-                    "use `base_num_kv_heads={}`, or a multiple of {keys} query heads",
-                    largest_divisor(queries, keys)
-                ),
-            ));
-        }
+        let (of_queries, of_keys) = (("base_num_query_heads", queries), ("base_num_kv_heads", keys));
+        problems.extend(uneven_heads(config, of_queries, of_keys, "query heads"));
         if self.layers.fused_qkv && self.decoder_block == DecoderBlock::Gpt3 && queries != keys {
             problems.push(Problem::inconsistent(
                 format!(
@@ -331,6 +320,20 @@ impl ModelGroup {
     pub fn effective_dropout(&self) -> f64 {
         if self.enable_dropout { self.dropout_rate } else { 0.0 }
     }
+}
+
+/// The problem of heads that a number of groups does not divide. Each number has its key; `heads` names the heads.
+pub(super) fn uneven_heads(
+    config: &Config,
+    (key, number): (&str, usize),
+    (groups_key, groups): (&str, usize),
+    heads: &str,
+) -> Option<Problem> {
+    let divisor = largest_divisor(number, groups);
+    let problem =
+        format!("{}, but {}, which does not divide them", config.stated(key), config.stated(groups_key));
+    let hint = format!("use `{groups_key}={divisor}`, or a multiple of {groups} {heads}");
+    (!number.is_multiple_of(groups)).then(|| Problem::inconsistent(problem, hint))
 }
 
 /// The largest divisor of `number` that is at most `limit`.
