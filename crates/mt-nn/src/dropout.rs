@@ -23,8 +23,9 @@ pub fn dropout<'t>(x: Tensor<'t>, rate: f64, key: Key<'t>, order: SequenceOrder)
 }
 
 /// The dropout of a layer.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub enum Dropout<'t> {
+    #[default]
     Off,
     /// Dropout with the layer's key. Each site derives its own key from it.
     On {
@@ -36,6 +37,20 @@ pub enum Dropout<'t> {
 }
 
 impl<'t> Dropout<'t> {
+    /// Whether elements are set to zero.
+    pub fn is_on(self) -> bool {
+        matches!(self, Self::On { .. })
+    }
+
+    /// The dropout of a module of the layer, whose sites have keys of their own.
+    #[must_use]
+    pub fn within(self, module: &str) -> Self {
+        match self {
+            Self::Off => self,
+            Self::On { rate, key, order } => Self::On { rate, key: key.fold_in_name(module), order },
+        }
+    }
+
     /// Applies dropout at the site named `site`.
     #[track_caller]
     pub fn apply(self, site: &str, x: Tensor<'t>) -> Tensor<'t> {

@@ -2,7 +2,7 @@
 
 use mt_ir::{CpuKernels, Target};
 use mt_nn::{
-    Linear, NormOptions, RmsNorm, Rotary, RotaryOptions, SequenceOrder,
+    Dropout, Linear, NormOptions, RmsNorm, Rotary, RotaryOptions, SequenceOrder,
     attention::{
         Attention, AttentionInputs, AttentionKernel, AttentionOptions, CachedKeysValues, KeysValues,
         MaskSpec, PassBlocks, Segments,
@@ -108,6 +108,7 @@ impl<'t> Pair<'t> {
             cache,
             shared: None,
             biases: None,
+            weight_dropout: Dropout::Off,
             with_scores: false,
         };
         let first = self.first.forward(x, &inputs, &self.options);

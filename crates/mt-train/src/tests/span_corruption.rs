@@ -21,6 +21,7 @@ use mt_trace::{ProgramOptions, Tensor, program};
 
 use super::{
     block_diffusion::Same,
+    placement::wrong_numbers,
     training::{Setup, check_same_metrics, on_one_device, train},
 };
 use crate::{
@@ -117,9 +118,14 @@ fn micro_batches_recomputation_tiles_and_placement_change_nothing() {
         (&["gradient_accumulation_steps=4", "remat_policy=full", "num_vocab_tiling=2"][..], 1),
         (&["ici_fsdp_parallelism=8"], 8),
         (&["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"], 8),
+        (&["ici_context_parallelism=4", "ici_fsdp_parallelism=2"], 8),
+        (&["ici_context_parallelism=4", "ici_fsdp_parallelism=2", "context_parallel_load_balance=false"], 8),
+        (&["ici_sequence_parallelism=2", "ici_context_parallelism=2", "ici_tensor_parallelism=2"], 8),
     ] {
         let trained = train(ENCODER_DECODER, way, num_devices);
         check_same_metrics(&trained, &expected, |name| name == names::LOSS);
+        let problems = wrong_numbers(&trained, &expected);
+        assert!(problems.is_empty(), "{way:?}:\n{problems}");
     }
 }
 

@@ -67,6 +67,7 @@ impl Part for CrossAttentionConfig {
             cache: None,
             shared: Some(keys_values),
             biases: None,
+            weight_dropout: self.attention.weight_dropout(inputs).within("cross_attention"),
             with_scores: false,
         };
         let across = Attention { key: None, value: None, ..parameters.clone() };
