@@ -16,7 +16,7 @@ use crate::harness::{
     Argument, assert_close, gradients, integers, numbers, of_documents, relative_error, run, text,
 };
 
-const OPTIONS: AttentionOptions = AttentionOptions {
+pub const OPTIONS: AttentionOptions = AttentionOptions {
     scale: 1.0,
     kernel: AttentionKernel::Automatic,
     float32_product: false,

@@ -58,6 +58,46 @@ const GEMMA4: &[&str] = &[
     "norm_topk_prob=true",
 ];
 
+const MIXTRAL: &[&str] =
+    &["decoder_block=mixtral", "sliding_window_size=10", "load_balance_loss_weight=0.01"];
+/// Each expert takes a quarter more tokens than its share, and drops the others.
+const WITH_CAPACITY: &[&str] = &["sparse_matmul=false", "capacity_factor=1.25"];
+const CHOSEN_CHUNKS: &[&str] = &["decoder_block=mixtral", "moba=true", "moba_chunk_size=5", "moba_topk=3"];
+const ENVY: &[&str] = &["decoder_block=envy", "num_experts_per_tok=1", "interleave_moe_layer_step=2"];
+const QWEN3_NEXT: &[&str] = &[
+    "decoder_block=qwen3_next",
+    "inhomogeneous_layer_cycle_interval=2",
+    "shared_experts=1",
+    "gdn_num_key_heads=2",
+    "gdn_num_value_heads=4",
+    "gdn_key_head_dim=8",
+    "gdn_value_head_dim=4",
+    "gdn_chunk_size=7",
+    "partial_rotary_factor=0.5",
+];
+const DEEPSEEK4: &[&str] = &[
+    "decoder_block=deepseek4",
+    "attention_type=compressed",
+    "base_num_kv_heads=1",
+    "head_dim=12",
+    "compress_ratios=[5,4]",
+    "shared_experts=1",
+    "first_num_hash_layers=1",
+    "mlp_activations_limit=0.5",
+    "mhc_expansion_rate=2",
+    "sinkhorn_iterations=2",
+    "q_lora_rank=8",
+    "qk_rope_head_dim=4",
+    "o_groups=2",
+    "o_lora_rank=8",
+    "indexer_n_heads=2",
+    "indexer_head_dim=8",
+    "indexer_topk=2",
+    "sliding_window_size=3",
+];
+const STREAMS: &[&str] = &["mhc_expansion_rate=2", "sinkhorn_iterations=3", "mtp_num_layers=1"];
+const STREAMS_LITE: &[&str] = &["mhc_expansion_rate=2", "enable_mhc_lite=true"];
+
 /// Compares all meshes with one device.
 fn check(model: &[&str]) {
     let expected = on_one_device(model);
@@ -104,6 +144,42 @@ fn weighted_inputs_in_every_second_layer() {
 #[test]
 fn experts_with_biases() {
     check(&[EXPERTS, GPT_OSS].concat());
+}
+
+#[test]
+fn softmax_routers_with_windows() {
+    check(&[EXPERTS, MIXTRAL].concat());
+}
+
+#[test]
+fn bounded_numbers_of_tokens() {
+    check(&[EXPERTS, MIXTRAL, WITH_CAPACITY].concat());
+}
+
+#[test]
+fn attention_to_chosen_chunks() {
+    check(&[EXPERTS, CHOSEN_CHUNKS].concat());
+}
+
+#[test]
+fn one_expert_that_scales_its_input() {
+    check(&[EXPERTS, ENVY].concat());
+}
+
+#[test]
+fn gated_delta_and_gated_attention() {
+    check(&[EXPERTS, QWEN3_NEXT].concat());
+}
+
+#[test]
+fn compressed_attention_and_choices_by_token() {
+    check_exactly(&[EXPERTS, DEEPSEEK4].concat());
+}
+
+#[test]
+fn residual_streams_and_further_tokens() {
+    check_exactly(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, STREAMS].concat());
+    check_exactly(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, STREAMS_LITE].concat());
 }
 
 #[test]
