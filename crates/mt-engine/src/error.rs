@@ -43,7 +43,7 @@ pub enum EngineError {
     #[error("{kind} {number} has no token\nhint: give each {kind} at least one token")]
     EmptyRow { kind: RowKind, number: usize },
     #[error(
-        "there are {sources} sources for {rows} rows of tokens\nhint: give each row of `tokens_path` its source in \
+        "the number of sources is {sources}, but that of rows of tokens is {rows}\nhint: give each row of `tokens_path` its source in \
          `source_tokens_path`"
     )]
     SourceCount { rows: usize, sources: usize },

@@ -17,9 +17,8 @@ pub fn dropout<'t>(x: Tensor<'t>, rate: f64, key: Key<'t>, order: SequenceOrder)
         SequenceOrder::AsRead => drawn,
         // Every device draws all random numbers and permutes them locally. Otherwise the partitioner would split them
         // first and exchange them between devices.
-        SequenceOrder::Paired { .. } => of_tokens.fold(drawn, |drawn, axis| {
-            order.store(drawn, axis).constrain(&vec![None; drawn.axes().len()])
-        }),
+        SequenceOrder::Paired { .. } => of_tokens
+            .fold(drawn, |drawn, axis| order.store(drawn, axis).constrain(&vec![None; drawn.axes().len()])),
     };
     let keep = drawn.greater_equal(rate);
     let zeros = x.region().full(x.dtype(), &[], 0.0);

@@ -77,7 +77,9 @@ fn greedy_answers_are_those_of_the_published_models() {
 fn texts_are_as_long_as_positions_were_learned() {
     let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/families");
     let loaded = load_model(&config(&families.join("gpt2_narrow_one_layer")), &mut |_| {}).unwrap();
-    let score = |length| score(&loaded, [vec![1; length]].as_slice().into(), false, &CompileSettings::default()).map(|_| ());
+    let score = |length| {
+        score(&loaded, [vec![1; length]].as_slice().into(), false, &CompileSettings::default()).map(|_| ())
+    };
     assert!(score(21).is_ok());
     let Err(error @ EngineError::RowTooLong { number: 1, length: 22, positions: 21 }) = score(22) else {
         panic!("a row longer than the table of positions is scored")
@@ -153,11 +155,17 @@ fn check_logits_of_sources(loaded: &LoadedModel, golden: &Golden) {
     }
     let wrong = |tokens: &[Vec<u32>], sources: &[Vec<u32>]| logits(tokens, sources).map(|_| ()).unwrap_err();
     let message = wrong(&tokens, &sources[..2]).to_string();
-    assert!(message.starts_with("there are 2 sources for 3 rows of tokens\nhint: "), "{message}");
+    assert!(
+        message.starts_with("the number of sources is 2, but that of rows of tokens is 3\nhint: "),
+        "{message}"
+    );
     let message = wrong(&tokens[..1], &[vec![9999]]).to_string();
     assert!(message.starts_with("source 1 has token 9999, but"), "{message}");
     let message = wrong(&tokens[..1], &[Vec::new()]).to_string();
-    assert!(message.starts_with("source 1 has no token\nhint: give each source at least one token"), "{message}");
+    assert!(
+        message.starts_with("source 1 has no token\nhint: give each source at least one token"),
+        "{message}"
+    );
 }
 
 /// The encoder reads sources of different lengths once, and the answers are those of transformers.
@@ -180,7 +188,8 @@ fn answers_of_an_encoder_and_a_decoder_are_those_of_the_published_models() {
             max_batch: 8,
             compile: CompileSettings::default(),
         };
-        let refused = score(&loaded, [vec![1; 4]].as_slice().into(), false, &CompileSettings::default()).map(|_| ());
+        let refused =
+            score(&loaded, [vec![1; 4]].as_slice().into(), false, &CompileSettings::default()).map(|_| ());
         assert!(matches!(refused, Err(EngineError::NoSource { command: "logits" })), "{refused:?}");
         check_logits_of_sources(&loaded, &golden);
         let types = loaded.parameters.iter().map(Array::dtype).collect();

@@ -260,7 +260,7 @@ const CONTEXT_OF_CACHE: [Option<LogicalAxis>; 5] = [
 /// Logical axes of the input of projections, split as their results are, and therefore also of its gradient. If
 /// products also split a sequence in another way (`sequence`, `tensor_sequence`), the partitioner computes wrong
 /// results when key heads are replicated along such an axis and a tensor axis splits them.
-const INPUT: [Option<LogicalAxis>; 3] = [
+pub const INPUT: [Option<LogicalAxis>; 3] = [
     Some(logical::ACTIVATION_KV_BATCH),
     Some(logical::ACTIVATION_LENGTH_ATTN),
     Some(logical::ACTIVATION_EMBED),

@@ -1,7 +1,7 @@
 //! Span corruption: the loss of transformers for the same batch, and the same losses however a model is run, placed and
 //! resumed.
 
-use std::{path::Path, sync::Arc};
+use std::{fmt::Write as _, path::Path, sync::Arc};
 
 use mt_data::{
     Batch, BatchSource, CorruptedHeldOut, CorruptedSource, DatasetOptions, HeldOut, Source, SpanCorruption,
@@ -22,11 +22,10 @@ use mt_trace::{ProgramOptions, Tensor, program};
 use super::{
     block_diffusion::Same,
     placement::wrong_numbers,
-    training::{Setup, check_same_metrics, on_one_device, train},
+    training::{Setup, on_one_device, train},
 };
 use crate::{
     gradients::ModelTensors,
-    metrics::names,
     objective::{BatchTensors, of_config},
 };
 
@@ -114,6 +113,7 @@ fn losses_are_those_of_transformers() {
 #[test]
 fn micro_batches_recomputation_tiles_and_placement_change_nothing() {
     let expected = on_one_device(ENCODER_DECODER);
+    let mut report = String::new();
     for (way, num_devices) in [
         (&["gradient_accumulation_steps=4", "remat_policy=full", "num_vocab_tiling=2"][..], 1),
         (&["ici_fsdp_parallelism=8"], 8),
@@ -121,12 +121,15 @@ fn micro_batches_recomputation_tiles_and_placement_change_nothing() {
         (&["ici_context_parallelism=4", "ici_fsdp_parallelism=2"], 8),
         (&["ici_context_parallelism=4", "ici_fsdp_parallelism=2", "context_parallel_load_balance=false"], 8),
         (&["ici_sequence_parallelism=2", "ici_context_parallelism=2", "ici_tensor_parallelism=2"], 8),
+        (&["ici_tensor_sequence_parallelism=2", "ici_fsdp_parallelism=4"], 8),
     ] {
         let trained = train(ENCODER_DECODER, way, num_devices);
-        check_same_metrics(&trained, &expected, |name| name == names::LOSS);
         let problems = wrong_numbers(&trained, &expected);
-        assert!(problems.is_empty(), "{way:?}:\n{problems}");
+        if !problems.is_empty() {
+            let _ = writeln!(report, "{way:?}:\n{problems}");
+        }
     }
+    assert!(report.is_empty(), "\n{report}");
 }
 
 #[test]
