@@ -265,7 +265,7 @@ fn logits_of_an_encoder_and_a_decoder_need_sources() {
     fs::write(sandbox.path("sources.json"), "[[5, 6, 7, 1], [8]]").unwrap();
     fs::write(sandbox.path("one.json"), "[[5, 6]]").unwrap();
     let given = ["logits", "hf_model_path=model", "tokens_path=tokens.json", "logits_path=logits.npy"];
-    let with = |others: &[&str]| maxtext(&sandbox, &[&given, others].concat());
+    let with = |others: &[&str]| maxtext(&sandbox, &[&given[..], others].concat());
     with(&[]).failed(
         2,
         &["`source_tokens_path` is", "`decoder_block` is `t5`", "source_tokens_path=sources.json"],
