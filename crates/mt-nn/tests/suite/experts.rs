@@ -167,8 +167,7 @@ fn rows_are_multiplied_by_the_matrices_of_their_groups() {
     }
 }
 
-/// Programs for TPUs name the operation that their compiler knows, with the loop over tiles as its meaning. The CPU's
-/// compiler runs them, too.
+/// Programs for TPUs name the operation that their compiler knows, with the loop over tiles as its meaning.
 #[test]
 fn tpus_multiply_groups_by_an_operation_of_their_own() {
     const COMPOSITE: &str = "stablehlo.composite \"chlo.ragged_dot\"";
