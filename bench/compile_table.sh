@@ -17,12 +17,17 @@ mkdir -p "$reports"
 
 # name | published MFU in percent | hardware | slices | keys
 named="max_target_length=2048 remat_policy=full per_device_batch_size=1"
+mixture="max_target_length=4096 remat_policy=full per_device_batch_size=1"
 # Dense models: shape, batch, remat policy and mesh of MaxText's published configurations for these sizes. 1160B has no
 # published configuration: it is 1024B with more and narrower layers, of a width that 240 and 384 divide.
 dense="max_target_length=2048 attention=flash"
 v5p() { echo "$dense global_parameter_scale=$1 per_device_batch_size=$2 remat_policy=$3 ici_tensor_parallelism=$4"; }
 v5e() { echo "$dense global_parameter_scale=$1 per_device_batch_size=$2 remat_policy=$3"; }
 runs=(
+  "deepseek3-671b v5p-1024||v5p-1024|1|model_name=deepseek3-671b $mixture ici_fsdp_parallelism=128 ici_expert_parallelism=4"
+  "qwen3-235b-a22b v5p-256||v5p-256|1|model_name=qwen3-235b-a22b $mixture ici_fsdp_parallelism=16 ici_expert_parallelism=8"
+  "gpt-oss-120b v5p-128||v5p-128|1|model_name=gpt-oss-120b $mixture ici_fsdp_parallelism=16 ici_expert_parallelism=4"
+  "llama4-17b-128e v5p-256||v5p-256|1|model_name=llama4-17b-128e $mixture ici_fsdp_parallelism=16 ici_expert_parallelism=8"
   "llama2-7b v5e-256||v5e-256|1|model_name=llama2-7b $named"
   "llama2-7b v5p-128||v5p-128|1|model_name=llama2-7b $named"
   "llama2-70b v5p-128||v5p-128|1|model_name=llama2-70b $named"

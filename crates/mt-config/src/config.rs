@@ -10,7 +10,7 @@ use crate::{
     coerce::value_text,
     derived,
     error::{Problem, alternatives, short},
-    groups::{Hardware, OptimizerSpace},
+    groups::{EncoderGroup, Hardware, OptimizerSpace},
     key::{Class, Condition, Key, Kind},
     origin::Origin,
     resolve::{ModelDescription, Request},
@@ -267,6 +267,9 @@ impl Config {
             }
             ("mlpwi_0" | "mlpwi_1", false) => {
                 Some("feed-forward layers have no gate, so their tensor is `mlpwi`")
+            }
+            ("max_prefill_predict_length", _) if EncoderGroup::is_in(self) => {
+                Some("prompts of this family are sources, whose length `max_source_length` limits")
             }
             ("cast_logits_to_fp32", _)
                 if self.entry("dtype").value == "float32"

@@ -1,6 +1,6 @@
 //! Errors of loading and generation.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use mt_checkpoint::CheckpointError;
 use mt_config::ConfigError;
@@ -32,16 +32,23 @@ pub enum EngineError {
     )]
     UnknownToken { number: usize, token: u32, vocab_size: usize },
     #[error(
-        "row {number} has token {token}, but the model's `vocab_size` is {vocab_size}\nhint: use tokens of the model's \
+        "{kind} {number} has token {token}, but the model's `vocab_size` is {vocab_size}\nhint: use tokens of the model's \
          own tokenizer"
     )]
-    TokenOutOfRange { number: usize, token: u32, vocab_size: usize },
+    TokenOutOfRange { kind: RowKind, number: usize, token: u32, vocab_size: usize },
     #[error(
         "row {number} has {length} tokens, but the model has learned {positions} positions\nhint: give shorter rows"
     )]
     RowTooLong { number: usize, length: usize, positions: usize },
-    #[error("row {number} has no token\nhint: give each row at least one token")]
-    EmptyRow { number: usize },
+    #[error("{kind} {number} has no token\nhint: give each {kind} at least one token")]
+    EmptyRow { kind: RowKind, number: usize },
+    #[error(
+        "the number of sources is {sources}, but that of rows of tokens is {rows}\nhint: give each row of `tokens_path` its source in \
+         `source_tokens_path`"
+    )]
+    SourceCount { rows: usize, sources: usize },
+    #[error("the model has no encoder that could read a source\nhint: leave out `source_tokens_path`")]
+    NoEncoder,
     #[error("{0}")]
     Sampling(String),
     #[error(
@@ -75,8 +82,12 @@ pub enum EngineError {
     )]
     NotCausal,
     #[error(
-        "the model has an encoder, so that its tokens need a source, and `{command}` gives none\nhint: use `maxtext \
-         decode`, whose prompt is the source, or a model without an encoder"
+        "the model has an encoder, so that its tokens need a source, and `{command}` gives none\nhint: {}, or use a model \
+         without an encoder",
+        match *command {
+            "logits" => "name the file of the sources with `source_tokens_path`",
+            _ => "use `maxtext decode`, whose prompt is the source",
+        }
     )]
     NoSource { command: &'static str },
     #[error("no key names a model to load\nhint: name a run or a checkpoint with `load_parameters_path`")]
@@ -99,6 +110,24 @@ pub enum EngineError {
     State(#[from] StateError),
 }
 
+/// A list of tokens that is given to a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    /// The tokens whose logits are computed.
+    Row,
+    /// The tokens that an encoder reads.
+    Source,
+}
+
+impl fmt::Display for RowKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Row => "row",
+            Self::Source => "source",
+        })
+    }
+}
+
 impl EngineError {
     /// Whether the user's input is wrong.
     pub fn is_user_error(&self) -> bool {
@@ -116,6 +145,8 @@ impl EngineError {
             | Self::NoAdapters { .. }
             | Self::NotCausal
             | Self::NoSource { .. }
+            | Self::NoEncoder
+            | Self::SourceCount { .. }
             | Self::ParametersOffloaded
             | Self::Config(_)
             | Self::Model(_) => true,

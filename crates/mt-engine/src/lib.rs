@@ -28,7 +28,7 @@ pub use adapters::{LoadedAdapters, MERGE_PROGRAM, load_adapters};
 pub use engine::{Engine, Session};
 pub use error::EngineError;
 pub use load::{Loaded, LoadedModel, check_checkpoint, encode_prompt, load, load_model};
-pub use logits::{LOGITS_PROGRAM, Scorer, Scores, score};
+pub use logits::{LOGITS_PROGRAM, ScoredRows, ScoredSizes, Scorer, Scores, score};
 pub use options::{
     EngineOptions, FinishReason, GeneratedToken, Generation, GenerationEvent, Limits, PromptBounds, Request,
     Row, SamplingOptions, SourceBounds, Timing,

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use mt_config::{Chip, TrainConfig};
 use mt_ir::Memory;
 use mt_models::Model;
-use mt_nn::LayerPlace;
+use mt_nn::{LayerPlace, ParamSpec};
 use mt_runtime::Platform;
-use mt_shape::{DType, DeviceAttributes, LogicalAxis};
+use mt_shape::{DType, DeviceAttributes, LogicalAxis, Path};
 use mt_train::{Devices, Intended, Needs, StateKind, TrainPlan};
 
 use crate::{PlanError, compile::hardware::devices, cost::ModelFlops};
@@ -15,6 +15,9 @@ use crate::{PlanError, compile::hardware::devices, cost::ModelFlops};
 /// The number of tokens per parameter that minimizes the loss for a given number of FLOPs, about 20 (Hoffmann et al.,
 /// 2022).
 const CHINCHILLA: f64 = 20.0;
+
+/// Names of the tables of memories of n-grams. Lookups leave them on their devices.
+const MEMORY_TABLES: &str = ".multi_head_embedding.";
 
 /// The range, in fractions of a device's memory, in which an estimate cannot tell whether a run fits.
 const CLOSE: [f64; 2] = [0.7, 1.25];
@@ -47,7 +50,7 @@ pub struct Parameters {
     pub total: usize,
     /// Parameters that multiply the activations of one token: [`mt_models::Description::num_active_parameters`].
     pub active: usize,
-    /// Parameters of lookup tables: tokens, positions, per-layer embeddings.
+    /// Parameters of lookup tables: tokens, positions, per-layer embeddings, memories of n-grams.
     pub embedding: usize,
 }
 
@@ -192,7 +195,8 @@ impl Budget {
 fn parameters(model: &dyn Model) -> Parameters {
     let total = model.num_parameters();
     let is_table = |path: &str| {
-        ["token_embedder.", "positions.", "per_layer.embedding"].iter().any(|start| path.starts_with(start))
+        let starts = ["token_embedder.", "positions.", "per_layer.embedding"];
+        starts.iter().any(|start| path.starts_with(start)) || path.contains(MEMORY_TABLES)
     };
     let of_tables = model.parameters().into_iter().filter(|(path, _)| is_table(&path.to_string()));
     Parameters {
@@ -231,7 +235,7 @@ impl Planner<'_> {
         }
         memory.parameters += self.plan.frozen_bytes();
         let kept = self.plan.kept_bytes(&settings.model.remat);
-        memory.activations += kept.device;
+        memory.activations += kept.device + self.plan.shared_bytes();
         memory.host += kept.host;
         for region in self.plan.activations(self.rows / accumulation, self.length) {
             let made: u64 = region.made.iter().map(|made| self.plan.activation_bytes(made)).sum();
@@ -270,8 +274,11 @@ impl Planner<'_> {
     /// The gathered weights of a layer, averaged over all layers, and their gradients before these are scattered.
     fn gathered_layer(&self) -> u64 {
         let batch_axes = self.batch_axes();
+        let is_gathered = |path: &Path, spec: &ParamSpec| {
+            spec.place != LayerPlace::None && !path.to_string().contains(MEMORY_TABLES)
+        };
         let of_layers =
-            self.plan.model().parameters().into_iter().filter(|(_, spec)| spec.place != LayerPlace::None);
+            self.plan.model().parameters().into_iter().filter(|(path, spec)| is_gathered(path, spec));
         let all: u64 =
             of_layers.map(|(_, spec)| self.gathered(&spec.logical_axes, &spec.dims(), &batch_axes)).sum();
         2 * all / self.plan.settings().model.num_layers().max(1) as u64

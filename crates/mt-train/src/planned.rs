@@ -72,6 +72,15 @@ impl TrainPlan {
         bytes
     }
 
+    /// Bytes per device of the activations that all layers of a stack read, and of their gradients, which are sums over the
+    /// layers.
+    pub fn shared_bytes(&self) -> u64 {
+        let [rows, length] = self.batch_dims();
+        let rows = rows / self.settings.objective.gradient_accumulation_steps;
+        let shared = self.model.shared_activations(rows, length);
+        shared.iter().map(|tensor| 2 * self.activation_bytes(tensor)).sum()
+    }
+
     /// The activations of the layers for `rows` sequences of `length` tokens, grouped by the regions that the backward
     /// pass recomputes.
     pub fn activations(&self, rows: usize, length: usize) -> Vec<RegionActivations> {

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use mt_config::{Config, LoadConfig, LogitsGroup, Request, run_directory_of};
-use mt_engine::{LOGITS_PROGRAM, load_model, score};
+use mt_engine::{LOGITS_PROGRAM, ScoredRows, load_model, score};
 use mt_runtime::CompileSettings;
 use mt_shape::HostArray;
 use serde_json::json;
@@ -21,13 +21,16 @@ pub fn run(mut command: Logits) -> Result<(), Failure> {
     let (Some(tokens), Some(output)) = (&group.tokens_path, &group.logits_path) else {
         unreachable!("the group is checked")
     };
-    let rows = read_tokens(tokens)?;
+    let rows = read_tokens(tokens, "tokens_path")?;
+    let sources = group.source_tokens_path.as_deref();
+    let sources = sources.map(|path| read_tokens(path, "source_tokens_path")).transpose()?;
     check_writable(output)?;
     let golden = command.compare.as_deref().map(numpy::read).transpose()?;
     let loaded = load_model(&load, &mut say_installation)?;
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
     let compile = CompileSettings::of(&load.debug, &[LOGITS_PROGRAM]);
-    let scores = score(&loaded, &rows, command.intermediates.is_some(), &compile)?;
+    let given = ScoredRows { tokens: &rows, sources: sources.as_deref() };
+    let scores = score(&loaded, given, command.intermediates.is_some(), &compile)?;
     numpy::write(output, &scores.logits)?;
     say!("wrote logits {:?} to `{}`", scores.logits.dims(), output.display());
     if let Some(directory) = &command.intermediates {
@@ -97,10 +100,11 @@ fn check_writable(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn read_tokens(path: &Path) -> Result<Vec<Vec<u32>>, Failure> {
+/// Reads the rows of the file that `key` names.
+fn read_tokens(path: &Path, key: &str) -> Result<Vec<Vec<u32>>, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         Failure::user(format!(
-            "cannot read the tokens in `{}`: {error}\nhint: `tokens_path` names a JSON file such as [[1, 2, 3], [4, 5]]",
+            "cannot read the tokens in `{}`: {error}\nhint: `{key}` names a JSON file such as [[1, 2, 3], [4, 5]]",
             path.display()
         ))
     })?;

@@ -6,7 +6,7 @@ use mt_config::{LoadConfig, PresetCommand, RewardType, TokenizerGroup, run_direc
 use mt_data::{
     AddedEnds, ChatTemplate, Conversations, Dataset, RecordFormat, RewardColumns, Source, Tokenizer,
 };
-use mt_engine::{LOGITS_PROGRAM, Scorer, load_model};
+use mt_engine::{LOGITS_PROGRAM, ScoredSizes, Scorer, load_model};
 use mt_runtime::CompileSettings;
 use serde_json::{Map, Value, json};
 
@@ -65,11 +65,12 @@ fn score(mut arguments: RewardScore) -> Result<(), Failure> {
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
     let length = sequences.iter().map(|sequence| sequence.tokens.len()).max().unwrap_or(1);
     let compile = CompileSettings::of(&load.debug, &[LOGITS_PROGRAM]);
-    let scorer = Scorer::new(&loaded, [ROWS.min(sequences.len().max(1)), length], false, &compile)?;
+    let sizes = ScoredSizes { rows: ROWS.min(sequences.len().max(1)), length, source: 0 };
+    let scorer = Scorer::new(&loaded, sizes, false, &compile)?;
     let mut judged = Vec::with_capacity(sequences.len());
     for batch in sequences.chunks(ROWS) {
         let rows: Vec<Vec<u32>> = batch.iter().map(|sequence| sequence.tokens.clone()).collect();
-        let scores = scorer.score(&rows)?.logits;
+        let scores = scorer.score(rows.as_slice().into())?.logits;
         let count = scores.dims()[2];
         let values = scores.to_f64();
         judged.extend(batch.iter().enumerate().map(|(row, sequence)| {

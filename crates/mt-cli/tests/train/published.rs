@@ -256,6 +256,42 @@ fn a_published_model_is_tuned() {
     assert_eq!(of("run.npy"), of("back.npy"));
 }
 
+/// The encoder reads a source for each row of tokens.
+#[test]
+fn logits_of_an_encoder_and_a_decoder_need_sources() {
+    let sandbox = Sandbox::new();
+    copy(&sandbox, "t5_relu_tied", false);
+    fs::write(sandbox.path("tokens.json"), "[[0, 7, 9], [0]]").unwrap();
+    fs::write(sandbox.path("sources.json"), "[[5, 6, 7, 1], [8]]").unwrap();
+    fs::write(sandbox.path("one.json"), "[[5, 6]]").unwrap();
+    let given = ["logits", "hf_model_path=model", "tokens_path=tokens.json", "logits_path=logits.npy"];
+    let with = |others: &[&str]| maxtext(&sandbox, &[&given[..], others].concat());
+    with(&[]).failed(
+        2,
+        &["`source_tokens_path` is", "`decoder_block` is `t5`", "source_tokens_path=sources.json"],
+    );
+    with(&["source_tokens_path=one.json"]).failed(2, &["number of sources is 1", "of tokens is 2"]);
+    with(&["source_tokens_path=none.json"])
+        .failed(2, &["cannot read the tokens in `none.json`", "`source_tokens_path`"]);
+    let made = with(&["source_tokens_path=sources.json", "--intermediates", "layers"]).succeeded();
+    assert!(made.errors.contains("wrote logits [2, 3, 61]"), "{}", made.errors);
+    assert!(sandbox.path("layers/encoder.final_norm.npy").exists());
+    // Prompts are sources, whose length another key limits.
+    edit(&sandbox, "tokenizer.json", |tokenizer| *tokenizer = characters(61));
+    let prompt =
+        ["hf_model_path=model", "prompt=Hello", "max_target_length=4", "max_prefill_predict_length=8"];
+    let (answers, errors) = decode(&sandbox, &prompt);
+    assert_eq!(answers[0]["tokens"].as_array().unwrap().len(), 4);
+    assert!(
+        errors.contains("`max_prefill_predict_length`") && errors.contains("`max_source_length`"),
+        "{errors}"
+    );
+
+    fs::remove_dir_all(sandbox.path("model")).unwrap();
+    copy(&sandbox, "llama_six_on_two", false);
+    with(&["source_tokens_path=sources.json"]).failed(2, &["no encoder", "leave out `source_tokens_path`"]);
+}
+
 /// Modules that predict further tokens are loaded on request, and said to be left out otherwise.
 #[test]
 fn modules_that_predict_further_tokens_are_loaded_on_request() {

@@ -55,11 +55,15 @@ impl ContextGroup {
         (self.context_parallel_load_balance && shards > 1).then_some(shards)
     }
 
-    /// Checks that sequences can be split over the mesh.
+    /// Checks that sequences of the length that `key` states can be split over the mesh.
     ///
     /// # Errors
     /// The length is not a multiple of the number of chunks, or no rule splits sequences over the requested axis.
-    pub(super) fn check_length(&self, placement: &Placement, length: usize) -> Result<(), ConfigError> {
+    pub(super) fn check_length(
+        &self,
+        placement: &Placement,
+        (key, length, origin): (&str, usize, &Origin),
+    ) -> Result<(), ConfigError> {
         let axes = Self::axes(placement);
         let axis = self.context_sharding.name();
         let is_split = placement.mesh().axis_size(axis).is_some_and(|size| size > 1);
@@ -82,7 +86,7 @@ impl ContextGroup {
             return Ok(());
         }
         let chunks = if is_paired { format!(", each of 2 of {pieces} chunks") } else { String::new() };
-        let mut choices = vec![format!("use `max_target_length={}`", length.next_multiple_of(pieces))];
+        let mut choices = vec![format!("use `{key}={}`", length.next_multiple_of(pieces))];
         if is_paired && length.is_multiple_of(shards) {
             choices.push(format!(
                 "`context_parallel_load_balance=false`, which needs a multiple of {shards} only"
@@ -94,8 +98,7 @@ impl ContextGroup {
         }
         Err(Problem::inconsistent(
             format!(
-                "`max_target_length` is `{length}` ({}), but sequences are split over {} into {shards} shards{chunks}",
-                self.length_origin,
+                "`{key}` is `{length}` ({origin}), but sequences are split over {} into {shards} shards{chunks}",
                 names.join(" and "),
             ),
             choices.join(", or "),

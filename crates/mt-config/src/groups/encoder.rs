@@ -4,6 +4,7 @@ use super::{AttentionKind, AttentionType, DecoderBlock, TrainingObjective, group
 use crate::{
     config::{Config, not_built, report},
     error::Problem,
+    origin::Origin,
 };
 
 group! {
@@ -14,6 +15,9 @@ group! {
         relative_attention_max_distance: usize,
         max_source_length: usize,
         decoder_start_token_id: usize,
+    }
+    besides {
+        source_length_origin: Origin = |config, _| Some(config.entry("max_source_length").origin.clone()),
     }
 }
 
@@ -37,15 +41,11 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("mtp_num_layers", "multi-token prediction in encoder–decoder models"),
     ("engram_layers", "memories of n-grams in encoder–decoder models"),
     ("attention_pattern", "local layers in encoder–decoder models"),
-    ("ici_context_parallelism", "sequences split over devices in encoder–decoder models"),
-    ("dcn_context_parallelism", "sequences split over devices in encoder–decoder models"),
-    ("ici_sequence_parallelism", "sequences split over devices in encoder–decoder models"),
-    ("dcn_sequence_parallelism", "sequences split over devices in encoder–decoder models"),
 ];
 
 impl EncoderGroup {
     /// Whether the configured family has an encoder.
-    pub(super) fn is_in(config: &Config) -> bool {
+    pub(crate) fn is_in(config: &Config) -> bool {
         let family = &config.entry("decoder_block").value;
         FAMILIES.iter().any(|known| *family == known.name())
     }

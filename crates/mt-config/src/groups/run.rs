@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{
+    EncoderGroup,
     choices::{Hardware, SamplingStrategy},
     data::check_templates,
     group,
@@ -248,7 +249,9 @@ impl DecodeGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         use SamplingStrategy::{Composite, Greedy, Nucleus, TopK};
         let strategy = self.decode_sampling_strategy;
-        if self.max_prefill_predict_length >= self.max_target_length {
+        // The prompt of an encoder takes no place beside the answer.
+        let shares_places = !EncoderGroup::is_in(config);
+        if shares_places && self.max_prefill_predict_length >= self.max_target_length {
             problems.push(Problem::inconsistent(
                 format!(
                     "{}, but {}, which leaves nothing to generate",
@@ -305,9 +308,11 @@ impl DecodeGroup {
 }
 
 group! {
-    /// The input and output files of scoring.
+    /// The input and output files of scoring. The encoder of a model that has one reads the rows of
+    /// `source_tokens_path`.
     pub struct LogitsGroup {
         tokens_path: Option<PathBuf>,
+        source_tokens_path: Option<PathBuf>,
         logits_path: Option<PathBuf>,
     }
 }
@@ -324,6 +329,16 @@ impl LogitsGroup {
                     format!("name the file, such as `{key}={example}`"),
                 ));
             }
+        }
+        if self.source_tokens_path.is_none() && EncoderGroup::is_in(config) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, whose encoder reads a source for each row of tokens",
+                    config.stated("source_tokens_path"),
+                    config.stated("decoder_block")
+                ),
+                "name the file of the sources, such as `source_tokens_path=sources.json`",
+            ));
         }
     }
 }

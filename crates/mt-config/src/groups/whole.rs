@@ -183,7 +183,13 @@ impl TrainConfig {
         self.model.experts.check_pieces(&sequences, placement.num_batch_shards(&mesh))?;
         for placement in [&self.placement, &placement] {
             let rules = placement.placement(&topology)?;
-            self.context.check_length(&rules, self.data.max_target_length)?;
+            let length = self.data.max_target_length;
+            self.context.check_length(&rules, ("max_target_length", length, &self.context.length_origin))?;
+            if self.model.decoder_block.has_encoder() {
+                let encoder = &self.model.encoder;
+                let source = ("max_source_length", encoder.max_source_length, &encoder.source_length_origin);
+                self.context.check_length(&rules, source)?;
+            }
             self.model.experts.check_split(&rules)?;
             placement.check_tiles(placement.mesh(&topology)?, &self.objective)?;
         }

@@ -1,6 +1,6 @@
 //! Sequence lengths, prompts and sampling.
 
-use super::{KeyGroup, features};
+use super::{KeyGroup, encoder, features};
 use crate::{groups::SamplingStrategy, key::Key};
 
 pub(super) const GROUPS: &[KeyGroup] = &[
@@ -33,6 +33,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "",
                 "JSON file of token ids, one list per row, for which `maxtext logits` computes logits.",
             )
+            .acts_on("decoding")
+            .run_level()
+            .own(),
+            Key::text(
+                "source_tokens_path",
+                "",
+                "JSON file of token ids, one list per row of `tokens_path`, that the encoder reads when \
+                 `maxtext logits` computes logits. The rows of `tokens_path` then begin with the decoder's start token.",
+            )
+            .only_with("decoder_block", encoder::FAMILIES)
             .acts_on("decoding")
             .run_level()
             .own(),

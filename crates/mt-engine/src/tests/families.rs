@@ -5,12 +5,13 @@ use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 use mt_config::{Config, LoadConfig, ModelDescription, Request as ConfigRequest};
 use mt_models::hugging_face::{description_path, settings_of};
 use mt_runtime::{Array, CompileSettings};
+use mt_shape::HostArray;
 use mt_testing::Golden;
 use serde_json::Value;
 
 use crate::{
-    Engine, EngineError, EngineOptions, Limits, PromptBounds, Request, SamplingOptions, SourceBounds,
-    load_model, score,
+    Engine, EngineError, EngineOptions, Limits, LoadedModel, PromptBounds, Request, SamplingOptions,
+    ScoredRows, SourceBounds, load_model, score,
 };
 
 /// The rows of tokens in a golden value.
@@ -76,7 +77,9 @@ fn greedy_answers_are_those_of_the_published_models() {
 fn texts_are_as_long_as_positions_were_learned() {
     let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/families");
     let loaded = load_model(&config(&families.join("gpt2_narrow_one_layer")), &mut |_| {}).unwrap();
-    let score = |length| score(&loaded, &[vec![1; length]], false, &CompileSettings::default()).map(|_| ());
+    let score = |length| {
+        score(&loaded, [vec![1; length]].as_slice().into(), false, &CompileSettings::default()).map(|_| ())
+    };
     assert!(score(21).is_ok());
     let Err(error @ EngineError::RowTooLong { number: 1, length: 22, positions: 21 }) = score(22) else {
         panic!("a row longer than the table of positions is scored")
@@ -106,6 +109,65 @@ fn texts_are_as_long_as_positions_were_learned() {
     assert!(generation.rows[0].tokens.len() <= 21 - 5, "{}", generation.rows[0].tokens.len());
 }
 
+/// The rows of an array of tokens.
+fn token_rows(golden: &Golden, name: &str) -> Vec<Vec<u32>> {
+    let array = golden.array(name);
+    let tokens = array.as_slice::<i32>().unwrap();
+    tokens.chunks(array.dims()[1]).map(|row| row.iter().map(|id| *id as u32).collect()).collect()
+}
+
+/// Sources of different lengths, without their padding.
+fn sources(golden: &Golden) -> Vec<Vec<u32>> {
+    let lengths = token_rows(golden, "source_segmentation");
+    let rows = token_rows(golden, "source").into_iter().zip(lengths);
+    rows.map(|(row, is_token)| row[..is_token.iter().sum::<u32>() as usize].to_vec()).collect()
+}
+
+/// Compares the logits of given sources and tokens with those of transformers.
+#[track_caller]
+fn check_logits_of_sources(loaded: &LoadedModel, golden: &Golden) {
+    let (tokens, sources, expected) = (token_rows(golden, "tokens"), sources(golden), golden.array("logits"));
+    let logits = |tokens: &[Vec<u32>], sources: &[Vec<u32>]| {
+        let rows = ScoredRows { tokens, sources: Some(sources) };
+        score(loaded, rows, true, &CompileSettings::default())
+    };
+    let made = logits(&tokens, &sources).unwrap();
+    let difference = |made: &HostArray, expected: &HostArray| {
+        assert_eq!(made.dims(), expected.dims());
+        let (made, expected) = (made.to_f64(), expected.to_f64());
+        let mean = expected.iter().sum::<f64>() / expected.len() as f64;
+        let variance = expected.iter().map(|one| (one - mean).powi(2)).sum::<f64>() / expected.len() as f64;
+        made.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max) / variance.sqrt()
+    };
+    assert!(difference(&made.logits, &expected) <= 1e-4);
+    let intermediate = |name: &str| &made.intermediates.iter().find(|(known, _)| known == name).unwrap().1;
+    assert!(difference(intermediate("embedding"), &golden.array("hidden_0")) <= 1e-4);
+    // The encoder's outputs have the length of the source, and padding is 0.
+    let of_encoder = intermediate("encoder.final_norm");
+    let longest = sources.iter().map(Vec::len).max().unwrap();
+    assert_eq!(of_encoder.dims()[..2], [sources.len(), longest]);
+    let (values, width) = (of_encoder.to_f64(), of_encoder.dims()[2]);
+    for (row, source) in sources.iter().enumerate() {
+        for place in 0..longest {
+            let vector = &values[(row * longest + place) * width..][..width];
+            assert_eq!(vector.iter().any(|value| *value != 0.0), place < source.len(), "{row} {place}");
+        }
+    }
+    let wrong = |tokens: &[Vec<u32>], sources: &[Vec<u32>]| logits(tokens, sources).map(|_| ()).unwrap_err();
+    let message = wrong(&tokens, &sources[..2]).to_string();
+    assert!(
+        message.starts_with("the number of sources is 2, but that of rows of tokens is 3\nhint: "),
+        "{message}"
+    );
+    let message = wrong(&tokens[..1], &[vec![9999]]).to_string();
+    assert!(message.starts_with("source 1 has token 9999, but"), "{message}");
+    let message = wrong(&tokens[..1], &[Vec::new()]).to_string();
+    assert!(
+        message.starts_with("source 1 has no token\nhint: give each source at least one token"),
+        "{message}"
+    );
+}
+
 /// The encoder reads sources of different lengths once, and the answers are those of transformers.
 #[test]
 fn answers_of_an_encoder_and_a_decoder_are_those_of_the_published_models() {
@@ -126,26 +188,16 @@ fn answers_of_an_encoder_and_a_decoder_are_those_of_the_published_models() {
             max_batch: 8,
             compile: CompileSettings::default(),
         };
-        let refused = score(&loaded, &[vec![1; 4]], false, &CompileSettings::default()).map(|_| ());
+        let refused =
+            score(&loaded, [vec![1; 4]].as_slice().into(), false, &CompileSettings::default()).map(|_| ());
         assert!(matches!(refused, Err(EngineError::NoSource { command: "logits" })), "{refused:?}");
+        check_logits_of_sources(&loaded, &golden);
         let types = loaded.parameters.iter().map(Array::dtype).collect();
         let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, types, options);
         let session = engine.with(&loaded.parameters).unwrap();
-        let rows = |name: &str| -> Vec<Vec<u32>> {
-            let array = golden.array(name);
-            let width = array.dims()[1];
-            array
-                .as_slice::<i32>()
-                .unwrap()
-                .chunks(width)
-                .map(|row| row.iter().map(|id| *id as u32).collect())
-                .collect()
-        };
-        let lengths = rows("source_segmentation").into_iter().map(|row| row.iter().sum::<u32>() as usize);
-        let sources = rows("source").into_iter().zip(lengths);
         let requests: Vec<Request> =
-            sources.map(|(row, length)| Request { prompt: row[..length].to_vec(), sample: 0 }).collect();
-        let expected = rows("greedy");
+            sources(&golden).into_iter().map(|prompt| Request { prompt, sample: 0 }).collect();
+        let expected = token_rows(&golden, "greedy");
         let generate = |requests: &[Request], count| {
             let limits = Limits { max_new_tokens: Some(count), stop: Vec::new() };
             let go_on = |_| ControlFlow::Continue(());

@@ -1,6 +1,7 @@
 //! Prints graphs as StableHLO text with Shardy annotations.
 
 mod applicable;
+mod grouped;
 mod kernels;
 mod operations;
 mod regions;
@@ -11,6 +12,7 @@ use std::{fmt::Write as _, sync::Arc};
 
 use mt_shape::{DType, Mesh, PartitionSpec, Sharding};
 
+use grouped::Decomposition;
 use kernels::{Slices, Views};
 use search::Compared;
 use together::Step;
@@ -121,6 +123,7 @@ pub fn print_program(
         options,
         views: Views::default(),
         compared: Compared::new(),
+        decompositions: Vec::new(),
     };
     printer.module(graph, &inputs, &outputs);
     Program {
@@ -145,6 +148,8 @@ struct Printer<'a> {
     views: Views,
     /// The types whose comparators the printed searches need.
     compared: Compared,
+    /// The functions to which grouped products refer.
+    decompositions: Vec<Decomposition>,
 }
 
 /// The names of a graph's values, by index.
@@ -248,6 +253,7 @@ impl Printer<'_> {
         self.terminator("func.return", &returned, &types);
         self.text.push_str("  }\n");
         self.comparators();
+        self.print_decompositions();
         self.text.push_str("}\n");
     }
 

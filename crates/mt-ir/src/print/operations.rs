@@ -130,6 +130,15 @@ fn identity(kind: Reduction, dtype: DType) -> Literal {
     Literal::Splat { ty: TensorType::scalar(dtype), value }
 }
 
+/// The name of a precision in StableHLO.
+pub(super) fn precision_name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Default => "DEFAULT",
+        Precision::High => "HIGH",
+        Precision::Highest => "HIGHEST",
+    }
+}
+
 impl Printer<'_> {
     /// Prints a node; returns the names of its results.
     pub(super) fn node(&mut self, graph: &Graph, node: &Node, operands: &[Name]) -> Vec<Name> {
@@ -253,10 +262,11 @@ impl Printer<'_> {
             Op::Scan(scan) => self.scan(scan, &named, scope),
             Op::Remat(remat) => self.inline(&remat.body, operands),
             Op::CustomVjp(op) => self.inline(&op.primal, operands),
-            Op::Kernel(op) => match self.kernel_call(op, &named, &results, scope) {
-                Some(results) => results,
-                None => self.inline(&op.body, operands),
-            },
+            Op::Kernel(op) => {
+                let called = self.kernel_call(op, &named, &results, scope);
+                let called = called.or_else(|| self.grouped_product(op, &named, &results, scope));
+                called.unwrap_or_else(|| self.inline(&op.body, operands))
+            }
             Op::ManualComputation(op) => self.manual(op, &named, &results, scope),
         }
     }
@@ -311,11 +321,7 @@ impl Printer<'_> {
             list(&dot.rhs_contract)
         );
         let of_operands = operands[0].1.dtype;
-        let precision = match self.precision(dot, of_operands) {
-            Precision::Default => "DEFAULT",
-            Precision::High => "HIGH",
-            Precision::Highest => "HIGHEST",
-        };
+        let precision = precision_name(self.precision(dot, of_operands));
         let precision = format!(
             "precision_config = [#stablehlo<precision {precision}>, #stablehlo<precision {precision}>]"
         );

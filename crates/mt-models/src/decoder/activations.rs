@@ -1,6 +1,6 @@
 //! The activations of layers, and their placement.
 
-use mt_nn::RESIDUAL;
+use mt_nn::{RESIDUAL, attention::BIASES};
 use mt_shape::{DType, LogicalAxis};
 
 use super::{
@@ -53,9 +53,8 @@ impl DecoderConfig {
         length: usize,
         splits_length: bool,
     ) -> Vec<RegionActivations> {
-        let source_length = self.encoder.map_or(0, |encoder| encoder.source_length);
-        let (embed, dtype) = (self.embed.size, self.dtype);
-        let batch = BatchDims { rows, length, source_length, splits_length, embed, dtype };
+        let batch = self.batch_dims(rows, length, splits_length);
+        let source_length = batch.source_length;
         let of_encoder = BatchDims { length: source_length, ..batch };
         // Layers of the encoder never equal those of the decoder, whose attention is causal.
         let is_of_encoder = |layers: &[LayerConfig]| {
@@ -86,6 +85,24 @@ impl DecoderConfig {
             }
         };
         regions.into_iter().map(of_region).collect()
+    }
+
+    /// The activations that all layers of a stack read: the output of the encoder, and the biases of each stack.
+    pub(super) fn shared_activations(&self, rows: usize, length: usize) -> Vec<Activation> {
+        let batch = self.batch_dims(rows, length, false);
+        let of_source = BatchDims { length: batch.source_length, ..batch };
+        let biases = |is_encoder: bool, length: usize| {
+            let heads = self.relative_heads(is_encoder)?.size;
+            Some(Activation::new(None, &[heads, length, length], &BIASES, DType::F32))
+        };
+        let of_encoder = self.encoder.and_then(|_| biases(true, batch.source_length));
+        let output = self.encoder.map(|_| of_source.residual(None));
+        of_encoder.into_iter().chain(output).chain(biases(false, length)).collect()
+    }
+
+    fn batch_dims(&self, rows: usize, length: usize, splits_length: bool) -> BatchDims {
+        let source_length = self.encoder.map_or(0, |encoder| encoder.source_length);
+        BatchDims { rows, length, source_length, splits_length, embed: self.embed.size, dtype: self.dtype }
     }
 }
 

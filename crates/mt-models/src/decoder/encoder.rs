@@ -2,12 +2,12 @@
 
 use mt_derive::Tree;
 use mt_nn::{
-    Initializer, LayerPlace, Norm, ParamSpec, RESIDUAL,
+    Dropout, Initializer, LayerPlace, Norm, ParamSpec, RESIDUAL, SequenceOrder,
     attention::{RelativeBuckets, Segments},
     axes::{BUCKET, EMBED},
 };
 use mt_shape::{Axis, Tree, axis, logical};
-use mt_trace::Tensor;
+use mt_trace::{Key, Tensor};
 
 use super::{
     CrossAttentionConfig, Decoder, DecoderConfig, DecoderParameters, LayerConfig, named_taps,
@@ -53,6 +53,11 @@ impl DecoderConfig {
             .find_map(|attention| attention.relative.map(|buckets| (buckets, attention.query_heads)))
     }
 
+    /// The heads that learn biases by distance in one of the stacks.
+    pub(super) fn relative_heads(&self, is_encoder: bool) -> Option<Axis> {
+        self.relative(self.layers_of(is_encoder)).map(|(_, heads)| heads)
+    }
+
     fn layers_of(&self, is_encoder: bool) -> &[LayerConfig] {
         let (encoder, decoder) = self.layers.split_at(self.num_encoder_layers());
         if is_encoder { encoder } else { decoder }
@@ -72,6 +77,26 @@ impl DecoderConfig {
             relative_bias: self.relative_bias_specs(builder, true),
             final_norm: self.final_norm.map(|kind| builder.residual_norm(kind)),
         })
+    }
+
+    /// The key of this step's dropout, if there is dropout.
+    pub(super) fn dropout_key<'t>(&self, forward: &Forward<'t>) -> Option<Key<'t>> {
+        forward.dropout.filter(|_| self.dropout_rate > 0.0)
+    }
+
+    /// The dropout of the input and the normalized output of a stack, which only the stacks of encoder–decoder models
+    /// have.
+    pub(super) fn dropout_at_ends<'t>(
+        &self,
+        forward: &Forward<'t>,
+        order: SequenceOrder,
+        is_encoder: bool,
+    ) -> Dropout<'t> {
+        let stack = if is_encoder { "encoder" } else { "decoder" };
+        match self.dropout_key(forward).filter(|_| self.encoder.is_some()) {
+            Some(key) => Dropout::On { rate: self.dropout_rate, key: key.fold_in_name(stack), order },
+            None => Dropout::Off,
+        }
     }
 
     /// The biases of the attention logits of one of the stacks, which all its layers share.
@@ -134,7 +159,9 @@ impl<'t> DecoderParameters<Tensor<'t>> {
     ) -> Encoded<'t> {
         let encoder = self.encoder.as_ref().expect("only models with an encoder read a source");
         let segments = Segments::within(source.segmentation, source.order);
+        let ends = config.dropout_at_ends(forward, source.order, true);
         let x = config.embedded(&self.token_embedder, source.tokens).constrain(&RESIDUAL);
+        let x = ends.apply("embedding", x);
         let inputs = StackInputs {
             tokens: source.tokens,
             numbers: None,
@@ -143,7 +170,7 @@ impl<'t> DecoderParameters<Tensor<'t>> {
             segments,
             biases: config.biases(encoder.relative_bias, segments, true),
             source: None,
-            dropout: forward.dropout.filter(|_| config.dropout_rate > 0.0),
+            dropout: config.dropout_key(forward),
             state: None,
             per_layer: None,
             wanted: wanted.to_vec(),
@@ -156,6 +183,7 @@ impl<'t> DecoderParameters<Tensor<'t>> {
             Some(norm) => norm.forward(outputs.x, EMBED, config.norm),
             None => outputs.x,
         };
+        let hidden = ends.apply("final_norm", hidden);
         let mut taps = Vec::new();
         if forward.taps {
             taps.push(("encoder.embedding".to_owned(), x));

@@ -332,6 +332,8 @@ impl ForwardPass for Decoder {
             wanted.push(LayerOutput::AuxiliaryLoss);
         }
         let encoded = tokens.source.map(|source| model.encoded(source, config, &forward, &wanted));
+        let ends = config.dropout_at_ends(&forward, tokens.order, false);
+        let x = ends.apply("embedding", x);
         let inputs = StackInputs {
             tokens: tokens.tokens,
             numbers: config.token_numbers.as_ref().map(|numbers| numbers.of(x.region(), tokens.tokens)),
@@ -340,7 +342,7 @@ impl ForwardPass for Decoder {
             segments,
             biases: config.biases(model.relative_bias, segments, false),
             source: encoded.as_ref().map(|encoded| encoded.states),
-            dropout: forward.dropout.filter(|_| config.dropout_rate > 0.0),
+            dropout: config.dropout_key(&forward),
             state: forward.state.map(|state| StackState {
                 start: state.start,
                 is_filled: state.is_filled,
@@ -366,6 +368,7 @@ impl ForwardPass for Decoder {
             None => x,
         };
         let hidden = normalized(config.residual.end(model.hc_head.as_ref(), outputs.x, config.norm));
+        let hidden = ends.apply("final_norm", hidden);
         if forward.taps {
             taps.push(("final_norm".to_owned(), hidden));
         }
@@ -518,6 +521,10 @@ impl Description for Decoder {
 
     fn activations_of_split_sequences(&self, rows: usize, length: usize) -> Vec<RegionActivations> {
         self.config.activations(rows, length, true)
+    }
+
+    fn shared_activations(&self, rows: usize, length: usize) -> Vec<Activation> {
+        self.config.shared_activations(rows, length)
     }
 
     fn scores(&self, rows: usize, length: usize) -> Activation {

@@ -30,6 +30,12 @@ pub trait Description: ForwardPass {
         self.activations(rows, length)
     }
 
+    /// The activations that all layers of a stack read, and the backward pass again: the output of an encoder, and biases
+    /// of attention logits.
+    fn shared_activations(&self, _rows: usize, _length: usize) -> Vec<Activation> {
+        Vec::new()
+    }
+
     /// The result of [`ForwardPass::apply_head`] for `rows` sequences of `length` tokens.
     fn scores(&self, rows: usize, length: usize) -> Activation;
 

@@ -280,6 +280,7 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
         sinks: layers.attention_sink,
         stored_fused: false,
         temperature: None,
+        drops_weights: false,
         relative: None,
         query_init_scale: 1.0,
         rotary: Some(rotary(group, group.head_dim, group.positions.rope_max_timescale, scaling(group))),

@@ -33,6 +33,7 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     if let Some(attention) = decoder_layer.attention_mut() {
         attention.rotary = None;
         attention.relative = Some(buckets(false));
+        attention.drops_weights = true;
         // Attention logits are not scaled; small initial queries take the place of the factor.
         attention.query_init_scale = 1.0 / group.head_dim as f64;
         attention.options.scale = group.layers.query_pre_attn_scalar.map_or(1.0, |scalar| scalar.powf(-0.5));

@@ -157,6 +157,52 @@ fn gradients_match() {
     }
 }
 
+/// `bf16` has 8 bits of precision, so logits only come close.
+#[test]
+fn bf16_is_near() {
+    for name in MODELS {
+        let directory = Directory::open(name);
+        let (golden, model) =
+            (directory.golden(), directory.model(&["dtype=bfloat16", "weight_dtype=bfloat16"]));
+        let weights = Weights::open(&model, &directory.path).unwrap();
+        let arrays_of = weights.load(testing::cpu(1), &Placement::single(), &model, None).unwrap();
+        let parameters: Vec<HostArray> = arrays_of.iter().map(|array| array.to_host().unwrap()).collect();
+        assert!(parameters.iter().all(|array| array.dtype() == DType::BF16), "{name}");
+        let logits = &taps_of(&model, &parameters, &arrays(&golden))[0].1;
+        let error = relative_error(&logits.to_f64(), &golden.array("logits").to_f64());
+        assert!(error <= 3e-2, "{name}: logits differ by {error:e}");
+    }
+}
+
+/// Dropout acts on the embeddings and on the normalized output of each stack.
+#[test]
+fn both_ends_of_each_stack_are_dropped_out() {
+    let directory = Directory::open(MODELS[0]);
+    let (golden, model) = (directory.golden(), directory.model(&["enable_dropout=true", "dropout_rate=0.3"]));
+    let (specs, arrays) = (model.parameters(), arrays(&golden));
+    let mut names = Vec::new();
+    let program = program(&options("dropout", Placement::single().into()), |inputs| {
+        let parameters = declare(inputs, "params", &specs, false);
+        let (tokens, targets) = declare_arrays(inputs, &arrays);
+        let dropout = Some(inputs.region().key(3));
+        let forward = Forward { taps: true, dropout, ..Forward::default() };
+        let hidden = model.hidden(&parameters, tokens, forward);
+        let unused = targets.sum_all().cast(DType::F32) * 0.0;
+        names = hidden.taps.iter().map(|(name, _)| name.clone()).collect();
+        let taps = hidden.taps.into_iter().map(|(name, tap)| inputs.replicated(&name, tap + unused));
+        taps.collect()
+    })
+    .unwrap();
+    let made = run(&program, &[directory.parameters(&model).as_slice(), &arrays].concat());
+    for name in ["encoder.embedding", "encoder.final_norm", "embedding", "final_norm"] {
+        let values = made[names.iter().position(|known| known == name).unwrap()].to_f64();
+        let dropped = values.iter().filter(|value| **value == 0.0).count() as f64 / values.len() as f64;
+        assert!((dropped - 0.3).abs() < 0.1, "{name}: {dropped}");
+    }
+    let of = |name: &str| &made[names.iter().position(|known| known == name).unwrap()];
+    assert_ne!(of("encoder.embedding").to_f64()[..20], of("embedding").to_f64()[..20]);
+}
+
 /// A program from the decoder's next token, its slot, its state and, in the first call, the source to logits and the next
 /// state.
 fn step_program(model: &Decoder, arrays: &[HostArray; 4], slots: usize, is_first: bool) -> mt_ir::Program {

@@ -4,9 +4,12 @@ use mt_shape::DType;
 use mt_trace::Tensor;
 
 use super::{AttentionOptions, Context, KeysValues, MASKED};
-use crate::axes::{HEAD_DIM, KV_POSITION};
+use crate::{
+    Dropout,
+    axes::{HEAD_DIM, KV_POSITION},
+};
 
-/// Terms of attention logits besides the products of queries and keys.
+/// What attention weights depend on besides the products of queries and keys.
 #[derive(Clone, Copy, Default)]
 pub struct Additions<'t> {
     /// Numbers that are added to the logits, with the axes `kv_heads`, `group`, `position`, `kv_position`, or some of these
@@ -14,6 +17,8 @@ pub struct Additions<'t> {
     pub biases: Option<Tensor<'t>>,
     /// A further logit for each head: `[kv_heads, group]`.
     pub sinks: Option<Tensor<'t>>,
+    /// The dropout of the softmax.
+    pub dropout: Dropout<'t>,
 }
 
 /// The softmax of masked attention logits, times values. Queries are already scaled.
@@ -67,7 +72,7 @@ pub(super) fn weigh<'t>(
         Some(sinks) => softmax_with_sinks(scores, sinks.cast(score_type)),
         None => scores.softmax(KV_POSITION),
     };
-    (weights, largest_scores)
+    (additions.dropout.apply("attention_weights", weights), largest_scores)
 }
 
 /// The softmax over the keys and one sink logit, whose weight is dropped.

@@ -20,7 +20,7 @@ use mt_shape::{
 use mt_trace::{DeviceGroup, Tensor};
 
 use crate::{
-    Linear, NormOptions, RESIDUAL, RmsNorm, RotaryAngles,
+    Dropout, Linear, NormOptions, RESIDUAL, RmsNorm, RotaryAngles,
     axes::{EMBED, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, QUERY_HEADS, VALUE_DIM},
     rms_normalize,
 };
@@ -40,7 +40,7 @@ pub use latent::{
     Latents,
 };
 pub use mask::{MaskSpec, Segments};
-pub use relative::RelativeBuckets;
+pub use relative::{BIASES, RelativeBuckets};
 pub use temperature::Temperature;
 
 /// The computation of attention logits, and the keys that a query sees.
@@ -202,6 +202,8 @@ pub struct AttentionInputs<'t> {
     pub shared: Option<KeysValues<Tensor<'t>>>,
     /// Biases of attention logits ([`RelativeBuckets::biases`]). Attention is then dense, whichever computation its options choose.
     pub biases: Option<Tensor<'t>>,
+    /// The dropout of attention weights. With dropout, attention is dense, whatever its kernel.
+    pub weight_dropout: Dropout<'t>,
     /// Whether to compute [`Attended::largest_scores`].
     pub with_scores: bool,
 }
@@ -258,7 +260,7 @@ const CONTEXT_OF_CACHE: [Option<LogicalAxis>; 5] = [
 /// Logical axes of the input of projections, split as their results are, and therefore also of its gradient. If
 /// products also split a sequence in another way (`sequence`, `tensor_sequence`), the partitioner computes wrong
 /// results when key heads are replicated along such an axis and a tensor axis splits them.
-const INPUT: [Option<LogicalAxis>; 3] = [
+pub const INPUT: [Option<LogicalAxis>; 3] = [
     Some(logical::ACTIVATION_KV_BATCH),
     Some(logical::ACTIVATION_LENGTH_ATTN),
     Some(logical::ACTIVATION_EMBED),
@@ -475,13 +477,13 @@ fn attend<'t>(
     query: Tensor<'t>,
     keys_values: KeysValues<Tensor<'t>>,
     sinks: Option<Tensor<'t>>,
-    &AttentionInputs { segments, biases, with_scores, .. }: &AttentionInputs<'t>,
+    &AttentionInputs { segments, biases, weight_dropout, with_scores, .. }: &AttentionInputs<'t>,
     options: &AttentionOptions,
 ) -> Context<'t> {
     let length = query.axis(POSITION).size;
     // Blockwise attention assumes that queries and keys have the same places, which does not hold with a cache.
     let is_cached = segments.first_query.is_some();
-    let needs_all = options.chosen_chunks.is_some() || biases.is_some();
+    let needs_all = options.chosen_chunks.is_some() || biases.is_some() || weight_dropout.is_on();
     if is_cached || needs_all || options.kernel.is_dense(length) {
         // Queries may be split over devices; each sees all keys. A cache keeps its placement, because it is larger than
         // the results of a few queries.
@@ -492,7 +494,8 @@ fn attend<'t>(
             Some(chunks) => chunks.mask(query, keys_values.key, segments).logical_and(mask),
             None => mask,
         };
-        dense(query, keys_values, mask, Additions { biases, sinks }, options, with_scores)
+        let additions = Additions { biases, sinks, dropout: weight_dropout };
+        dense(query, keys_values, mask, additions, options, with_scores)
     } else {
         blockwise(query, keys_values, segments, sinks, options, None, with_scores)
     }

@@ -27,7 +27,7 @@ const DISTANCE: &str = "distance";
 const PAIR: &str = "pair";
 
 /// Logical axes of the biases of whole sequences.
-const BIASES: [Option<LogicalAxis>; 3] = [
+pub const BIASES: [Option<LogicalAxis>; 3] = [
     Some(logical::ACTIVATION_HEADS),
     Some(logical::ACTIVATION_LENGTH_ATTN),
     Some(logical::ACTIVATION_KV_LENGTH),

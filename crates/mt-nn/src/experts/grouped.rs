@@ -59,6 +59,30 @@ pub fn grouped_dot<'t>(
 /// # Shapes
 /// `[row, over], [expert, …] -> [row, output]`
 fn dot<'t>(rows: Tensor<'t>, matrices: Tensor<'t>, groups: RowGroups<'t>, over: &'static str) -> Tensor<'t> {
+    // CPU kernels convert the matrices themselves; the operation of TPUs takes operands of one type.
+    let is_cpu = rows.region().target().is_cpu();
+    let matrices = if is_cpu { matrices } else { matrices.cast(rows.dtype()) };
+    let product = dot_of_one_type(rows, matrices, groups, over);
+    // What a TPU's kernels leave behind the last group is not documented.
+    if is_cpu || groups.usual_share >= 1.0 { product } else { without_rest(product, groups.sizes) }
+}
+
+/// Rows, of which those behind the last group are 0.
+fn without_rest<'t>(rows: Tensor<'t>, sizes: Tensor<'t>) -> Tensor<'t> {
+    let region = rows.region();
+    let places = region.iota(DType::I32, rows.axis(ROW));
+    let is_of_group = places.less(sizes.sum(&[EXPERT])).broadcast(&rows.axes());
+    is_of_group.select(rows, region.full(rows.dtype(), &rows.axes(), 0.0))
+}
+
+/// # Shapes
+/// `[row, over], [expert, …] -> [row, output]`
+fn dot_of_one_type<'t>(
+    rows: Tensor<'t>,
+    matrices: Tensor<'t>,
+    groups: RowGroups<'t>,
+    over: &'static str,
+) -> Tensor<'t> {
     let operands = [rows, matrices, groups.sizes];
     let usual_share = groups.usual_share;
     let is_transposed = matrices.axes()[2].name == over;

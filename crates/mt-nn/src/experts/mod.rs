@@ -15,7 +15,7 @@ pub use router::{
 };
 
 use crate::{
-    Activation, Weight,
+    Activation, SequenceOrder, Weight,
     axes::{BATCH, CHOICE, EMBED, EXPERT, MLP, POSITION, SLOT, TOKEN, VOCAB},
     gated, in_f32_if,
 };
@@ -136,11 +136,12 @@ impl<'t> Experts<Tensor<'t>> {
     /// `[batch, position, embed] -> [batch, position, embed]`
     #[track_caller]
     pub fn forward(&self, x: Tensor<'t>, options: &ExpertOptions) -> (Tensor<'t>, Routing<'t>) {
-        self.forward_routed_by(x, x, None, None, options)
+        self.forward_routed_by(x, x, None, None, SequenceOrder::AsRead, options)
     }
 
     /// As [`Self::forward`], with another input for the router, and with the tokens, which a table of experts needs. The
-    /// router chooses experts at random if it is given numbers for that.
+    /// router chooses experts at random if it is given numbers for that. The order is that in which the tokens are stored:
+    /// experts of limited capacity drop those that come last in the text.
     ///
     /// # Shapes
     /// `[batch, position, embed], [batch, position, embed], i32[batch, position] -> [batch, position, embed]`
@@ -151,6 +152,7 @@ impl<'t> Experts<Tensor<'t>> {
         router_input: Tensor<'t>,
         tokens: Option<Tensor<'t>>,
         random: Option<RandomChoice<'t>>,
+        order: SequenceOrder,
         options: &ExpertOptions,
     ) -> (Tensor<'t>, Routing<'t>) {
         let given = self.tid2eid.zip(tokens).map(|(table, tokens)| table.take(VOCAB, tokens));
@@ -162,7 +164,7 @@ impl<'t> Experts<Tensor<'t>> {
         let output = match options.computation {
             ExpertComputation::Sorted => sorted(self, x, &routing, options),
             ExpertComputation::All => self.all(x, &routing, options),
-            ExpertComputation::Capacity(factor) => self.within_capacity(x, &routing, options, factor),
+            ExpertComputation::Capacity(factor) => self.within_capacity(x, &routing, order, options, factor),
         };
         let output = output.cast(x.dtype()).constrain(&[
             Some(logical::ACTIVATION_BATCH),
@@ -202,6 +204,7 @@ impl<'t> Experts<Tensor<'t>> {
         &self,
         x: Tensor<'t>,
         routing: &Routing<'t>,
+        order: SequenceOrder,
         options: &ExpertOptions,
         factor: f64,
     ) -> Tensor<'t> {
@@ -209,10 +212,11 @@ impl<'t> Experts<Tensor<'t>> {
         let choices = x.axis(POSITION).size * routing.chosen.axis(CHOICE).size;
         let slots = axis(SLOT, capacity(choices, experts.size, factor));
         let choice = one_hot(routing.chosen, experts);
-        // The number of the choice among those of its expert, from 1, in the order of the tokens.
-        let flat = choice.cast(DType::I32).merge(&[POSITION, CHOICE], TOKEN);
+        // The number of the choice among those of its expert, from 1, in the order of the text.
+        let flat = order.read(choice.cast(DType::I32), POSITION).merge(&[POSITION, CHOICE], TOKEN);
         let numbers = flat.cumulative_sum(TOKEN) * flat;
         let numbers = numbers.split(TOKEN, &[x.axis(POSITION), routing.chosen.axis(CHOICE)]);
+        let numbers = order.store(numbers, POSITION);
         let slot = numbers.sum(&[EXPERT]) - 1.0;
         let axes = [&*slot.axes(), &[slots]].concat();
         // Choices beyond the last slot have none.

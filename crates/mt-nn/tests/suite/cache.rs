@@ -2,7 +2,7 @@
 
 use mt_ir::{CpuKernels, Target};
 use mt_nn::{
-    Linear, RmsNorm, Rotary, RotaryOptions, SequenceOrder,
+    Dropout, Linear, RmsNorm, Rotary, RotaryOptions, SequenceOrder,
     attention::{
         Attention, AttentionInputs, AttentionOptions, CachedKeysValues, KeysValues, MaskSpec, Segments,
     },
@@ -91,6 +91,7 @@ impl<'t> Pair<'t> {
             cache,
             shared: None,
             biases: None,
+            weight_dropout: Dropout::Off,
             with_scores: false,
         };
         let first = self.first.forward(x, &inputs, &self.options);

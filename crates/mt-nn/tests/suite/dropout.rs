@@ -2,19 +2,20 @@
 
 use mt_nn::{
     Dropout, SequenceOrder,
-    axes::{EMBED, POSITION},
+    attention::{Additions, KeysValues, dense},
+    axes::{BATCH, EMBED, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
     dropout,
 };
-use mt_shape::axis;
+use mt_shape::{Axis, DType, axis};
 
-use crate::harness::run;
+use crate::{attention::OPTIONS, harness::run};
 
 const SIZE: usize = 20_000;
 
 #[test]
 fn a_share_of_elements_is_dropped_and_the_mean_stays() {
     let results = run("dropout", &[], |region, _| {
-        let x = region.full(mt_shape::DType::F32, &[axis(EMBED, SIZE)], 2.0);
+        let x = region.full(DType::F32, &[axis(EMBED, SIZE)], 2.0);
         let key = region.key(5);
         let on = Dropout::On { rate: 0.25, key, order: SequenceOrder::AsRead };
         vec![
@@ -39,14 +40,47 @@ fn a_share_of_elements_is_dropped_and_the_mean_stays() {
 }
 
 #[test]
+fn a_share_of_attention_weights_is_dropped() {
+    const KEYS: usize = 1000;
+    let results = run("weights", &[], |region, _| {
+        let (keys, width) = (axis(KV_POSITION, KEYS), axis(VALUE_DIM, KEYS));
+        let (batch, heads, head_dim) = (axis(BATCH, 1), axis(KV_HEADS, 1), axis(HEAD_DIM, 4));
+        let zeros = |axes: &[Axis]| region.full(DType::F32, axes, 0.0);
+        let query = zeros(&[batch, axis(POSITION, 1), heads, axis(GROUP, 1), head_dim]);
+        let of_values = [batch, keys, heads, width];
+        let number = |axis| region.iota(DType::I32, axis).broadcast(&of_values);
+        // Each value marks its key, so that the context is the weights.
+        let value = number(keys).equals(number(width)).cast(DType::F32);
+        let mask = zeros(&[batch, axis(POSITION, 1), keys]).equals(0.0);
+        let attend = |dropout| {
+            let keys_values = KeysValues { key: zeros(&[batch, keys, heads, head_dim]), value };
+            let additions = Additions { dropout, ..Additions::default() };
+            dense(query, keys_values, mask, additions, &OPTIONS, false).context
+        };
+        let on = Dropout::On { rate: 0.25, key: region.key(5), order: SequenceOrder::AsRead };
+        vec![attend(on), attend(on.within("cross_attention")), attend(Dropout::Off)]
+    });
+    let values: Vec<Vec<f64>> = results.iter().map(|result| result.to_f64()).collect();
+    let weight = 1.0 / KEYS as f64;
+    for dropped in &values[..2] {
+        let kept = dropped.iter().filter(|value| **value != 0.0).count();
+        assert!(dropped.iter().all(|one| *one == 0.0 || (one / weight - 1.0 / 0.75).abs() < 1e-5));
+        let deviation = (KEYS as f64 * 0.25 * 0.75).sqrt();
+        assert!((kept as f64 - KEYS as f64 * 0.75).abs() < 4.0 * deviation, "{kept}");
+    }
+    assert_ne!(values[0], values[1], "self-attention and cross-attention draw differently");
+    assert!(values[2].iter().all(|one| (one / weight - 1.0).abs() < 1e-5));
+}
+
+#[test]
 fn the_same_tokens_are_dropped_in_every_order() {
     const LENGTH: usize = 24;
     let results = run("ordered", &[], |region, _| {
-        let x = region.full(mt_shape::DType::F32, &[axis(POSITION, LENGTH), axis(EMBED, 5)], 1.0);
+        let x = region.full(DType::F32, &[axis(POSITION, LENGTH), axis(EMBED, 5)], 1.0);
         let drop = |order| dropout(x, 0.5, region.key(5), order);
         let paired = SequenceOrder::Paired { shards: 3 };
         let as_read = drop(SequenceOrder::AsRead);
-        let indices = region.iota(mt_shape::DType::I32, axis(POSITION, LENGTH));
+        let indices = region.iota(DType::I32, axis(POSITION, LENGTH));
         vec![
             as_read,
             paired.read(drop(paired), POSITION),

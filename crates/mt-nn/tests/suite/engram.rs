@@ -150,20 +150,27 @@ fn check_pieces(golden: &Golden, streams: Option<usize>) {
 const MANY_ROWS: usize = 8;
 const WIDE: usize = 16;
 
+/// Tables whose entries 8 devices can split, which they need not be primes for.
 fn large() -> EngramOptions {
-    let hash = NgramHash { sizes: vec![vec![211, 223, 227], vec![229, 233, 239]], ..options().hash };
+    let hash = NgramHash { sizes: vec![vec![211, 223, 227], vec![229, 233, 237]], ..options().hash };
     EngramOptions { hash, entry_dim: WIDE, ..options() }
 }
 
 #[derive(Tree)]
 struct Leaves<L>(Vec<L>);
 
-/// A program from the arguments and a cotangent to the output and the gradients, on a mesh that splits rows of a batch
-/// and the widths of entries over `fsdp`, and entries over `tensor`.
-fn on_mesh(mesh: &[(&str, usize)]) -> Program {
+/// The mesh axes that split rows of a batch, the widths of entries, and entries.
+type Rules<'a> = [&'a [&'a str]; 3];
+
+const WIDTHS_WITH_BATCH: Rules<'_> = [&["fsdp"], &["fsdp"], &["tensor"]];
+
+/// A program from the arguments and a cotangent to the output and the gradients.
+fn on_mesh(mesh: &[(&str, usize)], rules: Rules<'_>) -> Program {
     let mesh = Mesh::new(mesh.iter().map(|(name, size)| ((*name).to_owned(), *size))).unwrap();
-    let rules = [("activation_kv_batch", "fsdp"), ("embed_vocab", "fsdp"), ("vocab", "tensor")];
-    let rules = rules.map(|(name, axis)| (name.to_owned(), vec![axis.to_owned()]));
+    let owned = |axes: &[&str]| axes.iter().map(|axis| (*axis).to_owned()).collect::<Vec<_>>();
+    let names = ["activation_kv_batch", "embed_vocab", "vocab"];
+    let rules: Vec<(String, Vec<String>)> =
+        names.iter().zip(rules).map(|(name, axes)| ((*name).to_owned(), owned(axes))).collect();
     let others = logical::all().filter(|axis| !rules.iter().any(|(name, _)| name == axis.name()));
     let others = others.map(|axis| (axis.name().to_owned(), Vec::new()));
     let placement = Placement::new(mesh, LogicalRules(rules.iter().cloned().chain(others).collect()));
@@ -233,10 +240,10 @@ fn large_arguments() -> Vec<HostArray> {
 #[test]
 fn rows_are_looked_up_where_they_are() {
     let arguments = large_arguments();
-    let expected = execute(&on_mesh(&[("fsdp", 1), ("tensor", 1)]), &arguments).0;
+    let expected = execute(&on_mesh(&[("fsdp", 1), ("tensor", 1)], WIDTHS_WITH_BATCH), &arguments).0;
     for [devices, halves] in [[8, 1], [4, 2], [1, 2], [2, 1]] {
         let what = format!("fsdp {devices}, tensor {halves}");
-        let program = on_mesh(&[("fsdp", devices), ("tensor", halves)]);
+        let program = on_mesh(&[("fsdp", devices), ("tensor", halves)], WIDTHS_WITH_BATCH);
         let (made, collectives) = execute(&program, &arguments);
         for ((name, made), expected) in ["y"].iter().chain(&NAMES).zip(&made).zip(&expected) {
             assert_close(&format!("{what}: {name}"), made, expected, 1e-5);
@@ -256,6 +263,43 @@ fn rows_are_looked_up_where_they_are() {
         let rows = 2 * entries * WIDE / devices;
         assert_eq!(of("all-to-all"), usize::from(exchanged) * rows, "{what}: {collectives:#?}");
         assert_eq!(of("reduce-scatter"), 0, "{what}: {collectives:#?}");
+    }
+}
+
+/// Where rules split entries over the mesh axes of the batch, devices gather indices, look up what they have, and scatter
+/// sums.
+#[test]
+fn entries_are_split_over_the_devices_of_a_batch() {
+    let arguments = large_arguments();
+    let expected = execute(&on_mesh(&[("fsdp", 1), ("tensor", 1)], WIDTHS_WITH_BATCH), &arguments).0;
+    let [four, two] = [("fsdp", 4), ("tensor", 2)];
+    let cases: [(&[(&str, usize)], Rules<'_>, usize); 4] = [
+        (&[("fsdp", 8)], [&["fsdp"], &[], &["fsdp"]], 8),
+        // Half of the devices that hold other entries have the same sequences.
+        (&[four, two], [&["fsdp"], &[], &["fsdp", "tensor"]], 4),
+        // Columns are split, too: by devices with the same sequences, and by those with others.
+        (&[four, two], [&["fsdp"], &["tensor"], &["fsdp"]], 4),
+        (&[four, ("expert", 2)], [&["fsdp", "expert"], &["expert"], &["fsdp"]], 4),
+    ];
+    for (mesh, rules, shards) in cases {
+        let what = format!("{mesh:?} {rules:?}");
+        let (made, collectives) = execute(&on_mesh(mesh, rules), &arguments);
+        for ((name, made), expected) in ["y"].iter().chain(&NAMES).zip(&made).zip(&expected) {
+            assert_close(&format!("{what}: {name}"), made, expected, 1e-5);
+        }
+        let table = 4 * large().hash.num_entries() * WIDE;
+        for collective in &collectives {
+            let largest = collective.arrays.iter().max().copied().unwrap_or_default() as usize;
+            assert!(largest < table / 2, "{what}: {collective:#?}");
+        }
+        // Forwards, the rows for the sequences of all devices that hold other entries are scattered.
+        let columns = if rules[1].is_empty() { WIDE } else { WIDE / 2 };
+        let rows = (4 * MANY_ROWS * LENGTH * large().hash.num_tables() * columns) as u64;
+        let is_scatter = |collective: &&Collective| {
+            collective.kind == "reduce-scatter" && collective.places.len() == shards
+        };
+        let scattered = collectives.iter().filter(is_scatter).map(|one| one.bytes * one.times).sum::<u64>();
+        assert_eq!(scattered, rows, "{what}: {collectives:#?}");
     }
 }
 

@@ -167,6 +167,38 @@ fn rows_are_multiplied_by_the_matrices_of_their_groups() {
     }
 }
 
+/// Programs for TPUs name the operation that their compiler knows, with the loop over tiles as its meaning.
+#[test]
+fn tpus_multiply_groups_by_an_operation_of_their_own() {
+    const COMPOSITE: &str = "stablehlo.composite \"chlo.ragged_dot\"";
+    // The last rows belong to no group.
+    for (sizes, rest) in [(vec![3, 0, 4, 1], 0), (vec![130, 0, 257, 3], 45), (vec![0, 2], 1)] {
+        let (experts, count) = (sizes.len(), sizes.iter().sum::<i32>() as usize + rest);
+        let arguments = vec![
+            (vec![axis(ROW, count), axis(EMBED, 6)], numbers(1, &[count, 6])),
+            (vec![axis(EXPERT, experts), axis(EMBED, 6), axis(MLP, 5)], numbers(2, &[experts, 6, 5])),
+            (vec![axis(EXPERT, experts)], HostArray::from_slice(DType::I32, &[experts], &sizes).unwrap()),
+        ];
+        let cotangent = numbers(3, &[count, 5]);
+        let of = |target| {
+            let program = ProgramOptions::new("groups", target);
+            gradients_by(&program, &arguments, &cotangent, |t| {
+                grouped_dot(t[0], t[1], RowGroups { sizes: t[2], usual_share: 0.5 }, EMBED)
+            })
+        };
+        let (expected, expected_gradients) = of(Target::CPU);
+        let (result, own_gradients) = of(Target::Tpu);
+        assert_close(&format!("{sizes:?}"), &result, &expected, 1e-6);
+        for (index, (own, expected)) in own_gradients.iter().zip(&expected_gradients).enumerate() {
+            assert_close(&format!("{sizes:?}: gradient {index}"), own, expected, 1e-6);
+        }
+        for (target, number) in [(Target::Tpu, 1), (Target::Gpu, 0), (Target::CPU, 0)] {
+            let text = text_for(target, &arguments, |_, t| vec![grouped(&t)]);
+            assert_eq!(text.matches(COMPOSITE).count(), number, "{target:?}");
+        }
+    }
+}
+
 /// Routes tokens whose logits are given, on the host.
 fn routed(logits: &[f64], bias: &[f64], options: &RouterOptions) -> Vec<(usize, f64)> {
     let experts = options.experts.size;

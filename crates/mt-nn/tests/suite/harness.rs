@@ -165,6 +165,9 @@ where
         [vec![y], gradients.0.iter().map(|gradient| gradient.cast(DType::F32)).collect()].concat()
     });
     let arrays: Vec<HostArray> = all.into_iter().map(|(_, array)| array).collect();
+    // The CPU's compiler knows this operation of TPUs, but cannot run it. Under another name, the function that the
+    // operation states as its meaning takes its place.
+    let program = Program { text: program.text.replace("chlo.ragged_dot", "grouped"), ..program };
     let mut results = testing::run(&program, &arrays).unwrap();
     let gradients = results.split_off(1);
     (results.remove(0), gradients)

@@ -1,7 +1,7 @@
 //! Attention compared with Hugging Face transformers.
 
 use mt_nn::{
-    Linear, NormOptions, RmsNorm, Rotary, RotaryExtent, RotaryOptions, RotaryScaling, SequenceOrder,
+    Dropout, Linear, NormOptions, RmsNorm, Rotary, RotaryExtent, RotaryOptions, RotaryScaling, SequenceOrder,
     attention::{Attention, AttentionInputs, AttentionKernel, AttentionOptions, MaskSpec, Segments},
     axes::{EMBED, HEAD_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM},
 };
@@ -80,6 +80,7 @@ fn check_attention(name: &str, others: &[Named], rotary: Option<RotaryOptions>, 
                 cache: None,
                 shared: None,
                 biases: None,
+                weight_dropout: Dropout::Off,
                 with_scores: false,
             };
             layer(find).forward(t[0], &inputs, &options).output
@@ -175,6 +176,7 @@ fn shared_keys_and_values_match() {
                 cache: None,
                 shared: None,
                 biases: None,
+                weight_dropout: Dropout::Off,
                 with_scores: false,
             };
             let attended = layer(find).forward(t[0], &inputs, &options);

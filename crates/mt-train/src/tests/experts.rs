@@ -58,6 +58,46 @@ const GEMMA4: &[&str] = &[
     "norm_topk_prob=true",
 ];
 
+const MIXTRAL: &[&str] =
+    &["decoder_block=mixtral", "sliding_window_size=10", "load_balance_loss_weight=0.01"];
+/// Each expert takes a quarter more tokens than its share, and drops the others.
+const WITH_CAPACITY: &[&str] = &["sparse_matmul=false", "capacity_factor=1.25"];
+const CHOSEN_CHUNKS: &[&str] = &["decoder_block=mixtral", "moba=true", "moba_chunk_size=5", "moba_topk=3"];
+const ENVY: &[&str] = &["decoder_block=envy", "num_experts_per_tok=1", "interleave_moe_layer_step=2"];
+const QWEN3_NEXT: &[&str] = &[
+    "decoder_block=qwen3_next",
+    "inhomogeneous_layer_cycle_interval=2",
+    "shared_experts=1",
+    "gdn_num_key_heads=2",
+    "gdn_num_value_heads=4",
+    "gdn_key_head_dim=8",
+    "gdn_value_head_dim=4",
+    "gdn_chunk_size=7",
+    "partial_rotary_factor=0.5",
+];
+const DEEPSEEK4: &[&str] = &[
+    "decoder_block=deepseek4",
+    "attention_type=compressed",
+    "base_num_kv_heads=1",
+    "head_dim=12",
+    "compress_ratios=[5,4]",
+    "shared_experts=1",
+    "first_num_hash_layers=1",
+    "mlp_activations_limit=0.5",
+    // Gradients of equal streams cancel; streams have a test of their own.
+    "mhc_expansion_rate=1",
+    "q_lora_rank=8",
+    "qk_rope_head_dim=4",
+    "o_groups=2",
+    "o_lora_rank=8",
+    "indexer_n_heads=2",
+    "indexer_head_dim=8",
+    "indexer_topk=2",
+    "sliding_window_size=3",
+];
+const STREAMS: &[&str] = &["mhc_expansion_rate=2", "sinkhorn_iterations=3"];
+const STREAMS_LITE: &[&str] = &["mhc_expansion_rate=2", "enable_mhc_lite=true"];
+
 /// Compares all meshes with one device.
 fn check(model: &[&str]) {
     let expected = on_one_device(model);
@@ -75,10 +115,15 @@ fn check(model: &[&str]) {
 /// that
 /// `f32` rounds them away.
 fn check_exactly(model: &[&str]) {
+    check_in_f64(model, 1e-9);
+}
+
+/// As [`check_exactly`], with this tolerance of gradients.
+fn check_in_f64(model: &[&str], of_gradients: f64) {
     let expected = train_in_f64(model, &[], 1);
     let mut report = String::new();
     for mesh in MESHES {
-        let problems = differences(&train_in_f64(model, mesh, NUM_DEVICES), &expected, [1e-9, 1e-9]);
+        let problems = differences(&train_in_f64(model, mesh, NUM_DEVICES), &expected, [1e-9, of_gradients]);
         if !problems.is_empty() {
             let _ = writeln!(report, "{mesh:?}:\n{problems}");
         }
@@ -107,6 +152,48 @@ fn experts_with_biases() {
 }
 
 #[test]
+fn softmax_routers_with_windows() {
+    check(&[EXPERTS, MIXTRAL].concat());
+}
+
+#[test]
+fn bounded_numbers_of_tokens() {
+    check(&[EXPERTS, MIXTRAL, WITH_CAPACITY].concat());
+}
+
+#[test]
+fn attention_to_chosen_chunks() {
+    check(&[EXPERTS, CHOSEN_CHUNKS].concat());
+}
+
+#[test]
+fn one_expert_that_scales_its_input() {
+    check(&[EXPERTS, ENVY].concat());
+}
+
+#[test]
+fn gated_delta_and_gated_attention() {
+    check(&[EXPERTS, QWEN3_NEXT].concat());
+}
+
+#[test]
+fn compressed_attention_and_choices_by_token() {
+    check(&[EXPERTS, DEEPSEEK4].concat());
+}
+
+#[test]
+fn further_tokens() {
+    check(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, &["mtp_num_layers=2"]].concat());
+}
+
+/// The streams begin equal, so that the gradients of the weights that mix them cancel to 1e-8 of their summands.
+#[test]
+fn residual_streams() {
+    check_in_f64(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, STREAMS].concat(), 1e-5);
+    check_in_f64(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, STREAMS_LITE].concat(), 1e-5);
+}
+
+#[test]
 fn experts_beside_an_mlp() {
     check_exactly(&[EXPERTS, GEMMA4].concat());
 }
@@ -119,7 +206,10 @@ fn devices_exchange_each_token_once_in_each_direction() {
     const CHOICES: usize = 2;
     const LAYERS: usize = 2;
     let model = [LATENT_MIXTURE, EXPERTS, DEEPSEEK3, &["scan_layers=false", "remat_policy=none"]].concat();
-    for (mesh, others) in [(EXPERT, 1), (WITH_FSDP, 2)] {
+    // The devices along `expert`, and the groups of them, which have different tokens.
+    for (mesh, shards, groups) in
+        [(EXPERT, 8, 1), (WITH_FSDP, 4, 2), (WITH_TENSOR, 2, 2), (WITH_CONTEXT, 2, 4)]
+    {
         let trained = train(&model, mesh, NUM_DEVICES);
         let sum = |kind: &str| -> usize {
             let all = exchanges(&trained).into_iter();
@@ -130,11 +220,10 @@ fn devices_exchange_each_token_once_in_each_direction() {
             });
             own.map(|(_, _, bytes, _)| bytes).sum()
         };
-        let tokens = NUM_ROWS / others * LENGTH;
+        let tokens = NUM_ROWS * LENGTH / groups;
         let (wide, narrow) = (4 * tokens * WIDTH, 4 * tokens * CHOICES);
         assert_eq!(sum("all-gather"), LAYERS * (2 * wide + 2 * narrow), "{mesh:?}: {:#?}", trained.exchanges);
         // A reduce-scatter leaves each device its share.
-        let shards = NUM_DEVICES / others;
         assert_eq!(sum("reduce-scatter") * shards, LAYERS * (2 * wide + narrow), "{mesh:?}");
     }
 }

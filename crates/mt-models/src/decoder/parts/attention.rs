@@ -1,7 +1,7 @@
 //! Attention, with its own keys and values or those of an earlier layer.
 
 use mt_nn::{
-    Initializer, Linear, ParamSpec, RmsNorm, RotaryOptions,
+    Dropout, Initializer, Linear, ParamSpec, RmsNorm, RotaryOptions,
     attention::{
         ACTIVATION, Attended, Attention, AttentionInputs, AttentionOptions, CACHED, CONTEXT,
         CachedKeysValues, KeysValues, QUERY, RelativeBuckets, Temperature,
@@ -46,6 +46,8 @@ pub struct AttentionConfig {
     pub query_init_scale: f64,
     /// The factors of queries by position.
     pub temperature: Option<Temperature>,
+    /// Whether dropout also acts on attention weights.
+    pub drops_weights: bool,
     /// Whether MaxText's checkpoints hold the projections of queries, keys and values as one array.
     pub stored_fused: bool,
     pub options: AttentionOptions,
@@ -75,6 +77,11 @@ impl AttentionConfig {
     /// Sets the width of heads' queries, keys and values.
     pub fn set_width(&mut self, width: usize) {
         (self.head_dim.size, self.value_dim.size) = (width, width);
+    }
+
+    /// The dropout of attention weights.
+    pub(super) fn weight_dropout<'t>(&self, inputs: &PartInputs<'_, 't>) -> Dropout<'t> {
+        if self.drops_weights { inputs.dropout } else { Dropout::Off }
     }
 
     fn has_keys(&self) -> bool {
@@ -148,6 +155,7 @@ impl Part for AttentionConfig {
             cache,
             shared: pair(inputs.imports),
             biases: inputs.biases.filter(|_| self.relative.is_some()),
+            weight_dropout: self.weight_dropout(inputs),
             with_scores: inputs.wanted.contains(&LayerOutput::LargestScores),
         };
         let Attended { output, keys_values, written, largest_scores } =

@@ -2,7 +2,9 @@
 
 use mt_nn::{
     ParamSpec,
-    attention::{ACTIVATION, Attention, AttentionInputs, CACHED, CONTEXT, KeysValues, QUERY, Segments},
+    attention::{
+        ACTIVATION, Attention, AttentionInputs, CACHED, CONTEXT, INPUT, KeysValues, QUERY, Segments,
+    },
     axes::{BATCH, KV_POSITION, POSITION},
 };
 use mt_shape::{Axis, DType, axis};
@@ -49,7 +51,7 @@ impl Part for CrossAttentionConfig {
         let (keys_values, segmentation, state) = match (inputs.source, state) {
             (Some(source), state) => {
                 let key = parameters.key.as_ref().expect("cross-attention has keys of its own");
-                let own = parameters.keys_values(source.hidden, key, None, options);
+                let own = parameters.keys_values(source.hidden.constrain(&INPUT), key, None, options);
                 let segmentation = source.segmentation.rename(POSITION, KV_POSITION);
                 let kept = state.map(|_| vec![own.key, own.value, segmentation]);
                 (own, segmentation, kept.unwrap_or_default())
@@ -67,6 +69,7 @@ impl Part for CrossAttentionConfig {
             cache: None,
             shared: Some(keys_values),
             biases: None,
+            weight_dropout: self.attention.weight_dropout(inputs).within("cross_attention"),
             with_scores: false,
         };
         let across = Attention { key: None, value: None, ..parameters.clone() };

@@ -218,8 +218,9 @@ impl ExpertsConfig {
     ) -> PartOutputs<'t> {
         let numbers = RandomChoice { tokens: inputs.tokens, positions: inputs.positions };
         let random = self.is_random.then_some(numbers);
+        let (tokens, order) = (Some(inputs.tokens), inputs.segments.order);
         let (mut output, routing) =
-            parameters.routed.forward_routed_by(x, router_input, Some(inputs.tokens), random, &self.routed);
+            parameters.routed.forward_routed_by(x, router_input, tokens, random, order, &self.routed);
         if let (Some(mlp), Some(shared)) = (&parameters.shared, &self.shared) {
             let always = shared_output(mlp, shared, parameters.shared_gate.as_ref(), x, inputs.dropout);
             output = output + always;

@@ -133,6 +133,12 @@ impl PartDescription for GatedDeltaConfig {
             projection(None, 2 * sizes.group, DType::F32),
         ];
         made.extend((num_chunks > 1).then(|| Activation::new(None, &memory_dims, &memory_axes, DType::F32)));
+        // The pairs of one chunk's tokens: decays, products of keys and of queries with keys, the system and its inverse.
+        // Chunks are processed one after another.
+        let tokens = length.min(self.options.chunk.max(1));
+        let pairs = [rows, sizes.key_heads, sizes.group, tokens, tokens];
+        let pair_axes = [of_batch, of_heads_axis, None, None, None];
+        made.extend((0..5).map(|_| Activation::new(None, &pairs, &pair_axes, DType::F32)));
         made.extend([of_heads(Some("context"), dtype), of_heads(None, dtype)]);
         made.push(batch.residual(Some("out_proj")));
         made

@@ -1,7 +1,7 @@
 //! Multi-head latent attention.
 
 use mt_nn::{
-    Initializer, LayerNorm, Linear, ParamSpec, RotaryOptions,
+    Dropout, Initializer, LayerNorm, Linear, ParamSpec, RotaryOptions,
     attention::{
         ACTIVATION, AttentionInputs, AttentionOptions, CACHED, CACHED_LATENTS, CONTEXT, CUTOFF,
         CachedKeysValues, CachedLatents, EXPANDED_HEAD, Indexer, IndexerLoss, IndexerOptions, KeysValues,
@@ -154,6 +154,7 @@ impl Part for LatentAttentionConfig {
             cache: None,
             shared: None,
             biases: None,
+            weight_dropout: Dropout::Off,
             with_scores: inputs.wanted.contains(&LayerOutput::LargestScores),
         };
         let angles = inputs.angles(&self.rotary);

@@ -166,6 +166,14 @@ impl PartDescription for Mamba2Config {
         let [of_batch, _, of_heads_axis, _] = PROJECTION;
         let memory_axes = [None, of_batch, of_heads_axis, None, None];
         made.extend((num_chunks > 1).then(|| Activation::new(None, &memory, &memory_axes, DType::F32)));
+        // The pairs of one chunk's tokens: decays, and products of queries with keys. Chunks are processed one after another.
+        let tokens = length.min(self.options.chunk.max(1));
+        let pair_axes = [of_batch, of_heads_axis, None, None];
+        made.extend(
+            (0..2).map(|_| {
+                Activation::new(None, &[rows, sizes.heads(), tokens, tokens], &pair_axes, DType::F32)
+            }),
+        );
         // The output before and after the gate and the norm, and the gate.
         made.extend([of_values(Some("context")), of_values(Some("value_proj")), of_values(None)]);
         made.push(batch.residual(Some("out_proj")));

@@ -401,6 +401,14 @@ def deepseek():
         n_group=1, topk_group=1, first_k_dense_replace=1, routed_scaling_factor=2.827, rms_norm_eps=1e-6,
         tie_word_embeddings=False, rope_parameters=rope(50000.0, "yarn", **kimi),
     ), dict(model_type="kimi_k2", rope_theta=50000.0, rope_scaling=dict(type="yarn", **kimi))
+    # Experts in the only layer, all of them chosen, and a correction of the longer context that scales attention.
+    wide = dict(factor=8.0, beta_fast=2.0, beta_slow=1.0, original_max_position_embeddings=8, mscale=1.0, mscale_all_dim=0.8)
+    yield "kimi_k2_all_chosen_one_layer", DeepseekV3Config(
+        **sizes(74, 16, 20, 1), **(latent | dict(qk_nope_head_dim=5, v_head_dim=9)), num_attention_heads=3, num_key_value_heads=3,
+        q_lora_rank=8, n_routed_experts=4, num_experts_per_tok=4, n_shared_experts=2, moe_intermediate_size=11,
+        n_group=1, topk_group=1, first_k_dense_replace=0, routed_scaling_factor=2.446, rms_norm_eps=1e-5,
+        tie_word_embeddings=False, rope_parameters=rope(800000.0, "yarn", **wide),
+    ), dict(model_type="kimi_k2", rope_theta=800000.0, rope_scaling=dict(type="yarn", **wide))
     yield "deepseek2_greedy", DeepseekV2Config(
         **sizes(85, 24, 30, 3), **latent, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=None,
         n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, moe_intermediate_size=14,
