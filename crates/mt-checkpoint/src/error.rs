@@ -38,10 +38,10 @@ pub enum CheckpointError {
     NoSuchStep { directory: PathBuf, step: u64, available: Vec<u64> },
 
     #[error(
-        "`{path}` is an OCDBT checkpoint, which cannot be read\nhint: save it with `use_ocdbt` false",
+        "`{path}` is named as step {named}, but holds step {recorded}\nhint: a checkpoint's directory has the name of its step; rename this one to `{recorded}`, or to a name that is not a number",
         path = path.display()
     )]
-    Ocdbt { path: PathBuf },
+    OtherStep { path: PathBuf, named: u64, recorded: u64 },
 
     #[error("`{path}` cannot be read: {feature} is not supported", path = path.display())]
     Unsupported { path: PathBuf, feature: String },
@@ -125,7 +125,7 @@ impl CheckpointError {
                 | Self::Unwritable { .. }
                 | Self::NotACheckpoint { .. }
                 | Self::NoSuchStep { .. }
-                | Self::Ocdbt { .. }
+                | Self::OtherStep { .. }
                 | Self::Unsupported { .. }
                 | Self::Mismatch(_)
                 | Self::BadWeights { .. }

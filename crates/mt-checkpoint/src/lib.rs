@@ -25,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+mod chunks;
 mod codec;
 mod compare;
 mod describe;
@@ -39,11 +40,15 @@ mod lock;
 mod manager;
 mod manifest;
 mod metadata;
+mod ocdbt;
+mod plan;
 mod read;
 mod region;
 mod safetensors;
 mod save;
+mod store;
 mod torch;
+mod values;
 mod weights;
 mod zarr;
 
@@ -65,4 +70,5 @@ pub use region::Region;
 pub use safetensors::{TensorSpec, WeightsDirectory, WeightsOptions, WeightsWriter, WrittenWeights};
 pub use save::{ArraySource, CommitGate, Entry, ExtraItem, JsonItem, SaveRequest, Value, WholeArray};
 pub use torch::{TorchCheckpoint, TorchFile};
+pub use zarr::StorageFormat;
 pub use weights::{ElementType, TensorInfo};

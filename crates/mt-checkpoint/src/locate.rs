@@ -8,13 +8,13 @@ use std::{
 use crate::{
     error::{CheckpointError, Result},
     metadata::{STATE_ITEM, STEP_FILE, TREE_FILE},
+    ocdbt::MANIFEST_FILE,
     read::Checkpoint,
 };
 
 /// Items that hold a state or weights, in search order: ours and MaxText's, that of multi-tier checkpointing, and that
 /// of post-training.
 const ITEMS: [&str; 3] = [STATE_ITEM, "state", "model_params"];
-const OCDBT_FILE: &str = "manifest.ocdbt";
 
 /// A step that was skipped because it is damaged.
 #[derive(Debug)]
@@ -171,7 +171,7 @@ impl Location {
 }
 
 fn is_item(directory: &Path) -> bool {
-    directory.join(TREE_FILE).is_file() || directory.join(OCDBT_FILE).is_file()
+    directory.join(TREE_FILE).is_file() || directory.join(MANIFEST_FILE).is_file()
 }
 
 fn item_in(step_directory: &Path) -> Option<PathBuf> {
@@ -179,7 +179,7 @@ fn item_in(step_directory: &Path) -> Option<PathBuf> {
 }
 
 pub(crate) fn is_ocdbt(items: &Path) -> bool {
-    items.join(OCDBT_FILE).is_file()
+    items.join(MANIFEST_FILE).is_file()
 }
 
 /// The step number in a directory's name. Only the plain decimal form counts.

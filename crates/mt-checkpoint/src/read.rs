@@ -7,10 +7,11 @@ use serde_json::{Map, Value as Json};
 use crate::{
     error::{CheckpointError, Result},
     files::StepFiles,
-    item::{CheckpointItem, parallel},
-    locate::{self, Location},
+    chunks::parallel,
+    item::CheckpointItem,
+    locate::Location,
     manifest::{MANIFEST_FILE, MANIFEST_MARK},
-    metadata::{self, STEP_FILE, TREE_FILE},
+    metadata::{self, STEP_FILE, STEP_MARK, SUCCESS_FILE, TREE_FILE},
 };
 
 /// An open checkpoint. It dereferences to its state, the arrays of the item `items`.
@@ -158,9 +159,6 @@ impl Checkpoint {
 
     fn at(location: Location) -> Result<Self> {
         let Location { step, step_directory, items } = location;
-        if locate::is_ocdbt(&items) {
-            return Err(CheckpointError::Ocdbt { path: items });
-        }
         let files = Arc::new(StepFiles::open(step, step_directory)?);
         let custom_metadata = load_custom_metadata(&files)?;
         files.check_sizes()?;
@@ -180,8 +178,23 @@ fn load_custom_metadata(files: &StepFiles) -> Result<Map<String, Json>> {
     let Json::Object(mut custom) = files.json(&path)?["custom_metadata"].take() else {
         return Ok(Map::new());
     };
-    if custom.remove(MANIFEST_MARK).is_some() && files.manifest.is_none() {
+    let is_ours = custom.remove(MANIFEST_MARK).is_some();
+    if is_ours && files.manifest.is_none() {
         return Err(files.corrupt(&step_directory.join(MANIFEST_FILE), "it is missing"));
     }
+    let recorded = custom.remove(STEP_MARK).as_ref().and_then(Json::as_u64);
+    if let (true, Some(named)) = (is_ours, files.step)
+        && let Some(recorded) = recorded.or_else(|| step_of_success(step_directory))
+        && named != recorded
+    {
+        let path = step_directory.clone();
+        return Err(CheckpointError::OtherStep { path, named, recorded });
+    }
     Ok(custom)
+}
+
+/// The step to which a checkpoint of an earlier version of this program was committed.
+fn step_of_success(step_directory: &Path) -> Option<u64> {
+    let text = fs::read_to_string(step_directory.join(SUCCESS_FILE)).ok()?;
+    Path::new(&text).file_name()?.to_str()?.parse().ok()
 }

@@ -5,7 +5,7 @@ use mt_checkpoint::{
     complete_steps, open_latest,
 };
 
-use crate::support::{Run, check_state, names, request, synchronous};
+use crate::support::{Run, check_state, formats, names, request, synchronous};
 
 #[test]
 fn a_checkpoint_is_found_from_any_of_its_directories() {
@@ -55,13 +55,30 @@ fn what_is_no_checkpoint_is_a_user_error() {
     check(Checkpoint::open_path(empty.path()).unwrap_err(), "no complete step");
     assert!(open_latest(empty.path()).unwrap().is_none());
     assert!(open_latest(&empty.path().join("none")).unwrap().is_none());
+}
 
-    fs::write(empty.path().join("manifest.ocdbt"), "").unwrap();
-    check(Checkpoint::open_path(empty.path()).unwrap_err(), "OCDBT");
-    fs::create_dir_all(empty.path().join("checkpoints/8/items")).unwrap();
-    fs::rename(empty.path().join("manifest.ocdbt"), empty.path().join("checkpoints/8/items/manifest.ocdbt"))
-        .unwrap();
-    check(Checkpoint::open_path(empty.path()).unwrap_err(), "OCDBT");
+#[test]
+fn a_directory_with_the_name_of_another_step_is_refused() {
+    for format in formats() {
+        let run = Run::with_steps_in(format, &[3, 11]);
+        let checkpoints = run.checkpoints();
+        let copied = checkpoints.join("500");
+        fs::rename(checkpoints.join("11"), &copied).unwrap();
+        let check = |error: CheckpointError| {
+            assert!(error.is_user_error(), "{error}");
+            let message = error.to_string();
+            assert!(message.contains("500` is named as step 500, but holds step 11"), "{message}");
+        };
+        check(Checkpoint::open(&checkpoints, 500).unwrap_err());
+        check(Checkpoint::open_path(&copied).unwrap_err());
+        check(Checkpoint::open_path(&copied.join("items")).unwrap_err());
+        check(Checkpoint::open_path(run.directory.path()).unwrap_err());
+        check(open_latest(&checkpoints).unwrap_err());
+        // A name that is not a number claims no step.
+        fs::rename(&copied, checkpoints.join("best")).unwrap();
+        check_state(&Checkpoint::open_path(&checkpoints.join("best")).unwrap(), 11);
+        assert_eq!(open_latest(&checkpoints).unwrap().unwrap().step, 3);
+    }
 }
 
 #[test]
