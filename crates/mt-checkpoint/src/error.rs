@@ -61,7 +61,7 @@ pub enum CheckpointError {
     UnreadableTensor { file: PathBuf, name: String, dtype: String },
 
     #[error(
-        "`{directory}` already holds weights: `{file}`\nhint: choose another directory, or request their replacement",
+        "`{directory}` already holds weights: `{file}`\nhint: choose another directory, or remove the weights",
         directory = directory.display()
     )]
     WeightsExist { directory: PathBuf, file: String },
@@ -96,6 +96,13 @@ pub enum CheckpointError {
 
     #[error("cannot {action} `{path}`: {source}{}", io_hint(source), path = path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
+
+    #[error(
+        "cannot {action} `{path}`: {source}\nhint: free some space{}; the checkpoints before step {step} are intact",
+        if *keeps_several { ", or keep fewer checkpoints (`max_num_checkpoints_to_keep`)" } else { "" },
+        path = path.display()
+    )]
+    DiskFull { action: &'static str, path: PathBuf, step: u64, keeps_several: bool, source: io::Error },
 
     #[error("step {step} is already saved in `{directory}`", directory = directory.display())]
     StepExists { directory: PathBuf, step: u64 },
@@ -140,6 +147,16 @@ impl CheckpointError {
         matches!(self, Self::Corrupt { .. })
     }
 
+    /// The error of a save that keeps, or does not keep, several checkpoints.
+    pub(crate) fn of_save(self, step: u64, keeps_several: bool) -> Self {
+        match self {
+            Self::Io { action, path, source } if is_full(&source) => {
+                Self::DiskFull { action, path, step, keeps_several, source }
+            }
+            other => other,
+        }
+    }
+
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
         Self::Io { action, path: path.into(), source }
     }
@@ -154,12 +171,11 @@ impl CheckpointError {
 }
 
 fn io_hint(source: &io::Error) -> &'static str {
-    match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "\nhint: free some space or keep fewer checkpoints (`max_num_checkpoints_to_keep`); the checkpoints before this one are intact"
-        }
-        _ => "",
-    }
+    if is_full(source) { "\nhint: free some space" } else { "" }
+}
+
+fn is_full(source: &io::Error) -> bool {
+    matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn available_steps(steps: &[u64]) -> String {

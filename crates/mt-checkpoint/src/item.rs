@@ -11,7 +11,7 @@ use mt_shape::{DType, HostArray};
 
 use crate::{
     chunks::ChunkReader,
-    compare::{Comparison, ExpectedArray},
+    compare::{Comparison, ExpectedArray, StoredType},
     error::{CheckpointError, Result},
     files::StepFiles,
     keys::{KeySegment, entry_name},
@@ -109,9 +109,13 @@ impl CheckpointItem {
 
     /// Compares the arrays with what a run expects.
     pub fn compare(&self, expected: &[ExpectedArray]) -> Comparison {
-        let stored = self.entries.iter().filter_map(|entry| match &entry.value {
-            StoredValue::Array { dtype, dims } => Some((entry.name.as_str(), *dtype, dims.as_slice())),
-            _ => None,
+        let stored = self.entries.iter().filter_map(|entry| {
+            let stored = match &entry.value {
+                StoredValue::Array { dtype, dims } => StoredType::Array(*dtype, dims),
+                StoredValue::Other(kind) => StoredType::Other(kind),
+                StoredValue::Empty(_) => return None,
+            };
+            Some((entry.name.as_str(), stored))
         });
         Comparison::new(self.directory.clone(), stored, expected)
     }
@@ -141,15 +145,14 @@ impl CheckpointItem {
         self.reader(name, layout).read(ranges)
     }
 
-    /// Reads and decodes every chunk.
-    pub(crate) fn decode_all(&self) -> Result<()> {
-        for (name, layout) in &self.layouts {
-            let whole = region::whole(&layout.dims);
-            let reader = self.reader(name, layout);
-            for (_, cell) in reader.cells(&whole)? {
-                if let Some(inside) = region::overlap(&cell, &whole) {
-                    reader.read(&inside)?;
-                }
+    /// Reads and decodes every chunk of an array; other leaves have none.
+    pub(crate) fn decode(&self, name: &str) -> Result<()> {
+        let Some((name, layout)) = self.layouts.get_key_value(name) else { return Ok(()) };
+        let whole = region::whole(&layout.dims);
+        let reader = self.reader(name, layout);
+        for (_, cell) in reader.cells(&whole)? {
+            if let Some(inside) = region::overlap(&cell, &whole) {
+                reader.read(&inside)?;
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use crate::{
@@ -12,15 +13,15 @@ use crate::{
     read::Checkpoint,
 };
 
-/// Items that hold a state or weights, in search order: ours and MaxText's, that of multi-tier checkpointing, and that
-/// of post-training.
-const ITEMS: [&str; 3] = [STATE_ITEM, "state", "model_params"];
+/// Items that hold a state or weights, in search order: ours and MaxText's, that of multi-tier checkpointing and of Orbax's
+/// `save_pytree`, that of its earlier versions, and that of post-training.
+const ITEMS: [&str; 4] = [STATE_ITEM, "state", "pytree", "model_params"];
 
 /// A step that was skipped because it is damaged.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SkippedStep {
     pub step: u64,
-    pub reason: CheckpointError,
+    pub reason: Arc<CheckpointError>,
 }
 
 /// The newest usable step.
@@ -32,6 +33,9 @@ pub struct Latest<T> {
     /// Newer steps that are damaged, newest first.
     pub skipped: Vec<SkippedStep>,
 }
+
+/// The number of times that the steps are listed again because a run deleted those that were about to be read.
+const MOST_LISTINGS: usize = 50;
 
 /// The complete steps of a checkpoints directory, oldest first: subdirectories whose whole name is a number. A missing
 /// directory has none.
@@ -76,35 +80,64 @@ pub fn checkpoints_directory(path: &Path) -> Result<Option<PathBuf>> {
 
 /// Tries the steps of a checkpoints directory, newest first, until one is undamaged. `None` if there are no steps.
 ///
+/// A running job may delete a step while it is read; the steps are then listed again, because a newer one exists.
+///
 /// # Errors
 /// Every step is damaged, or an attempt failed for another reason.
 pub fn latest_valid<T>(
     checkpoints: &Path,
     mut attempt: impl FnMut(&Checkpoint) -> Result<T>,
 ) -> Result<Option<Latest<T>>> {
-    let mut skipped = Vec::new();
-    for step in complete_steps(checkpoints)?.into_iter().rev() {
-        match Checkpoint::open(checkpoints, step).and_then(|checkpoint| attempt(&checkpoint)) {
-            Ok(value) => return Ok(Some(Latest { step, value, skipped })),
-            Err(reason) if reason.is_corruption() => skipped.push(SkippedStep { step, reason }),
-            Err(error) => return Err(error),
-        }
-    }
-    if skipped.is_empty() {
-        return Ok(None);
-    }
-    Err(CheckpointError::NothingValid { directory: checkpoints.to_owned(), skipped })
+    newest(checkpoints, |checkpoint| attempt(&checkpoint))
 }
 
-/// Opens the newest step with undamaged files.
+/// Opens the newest step with undamaged files. The checkpoint knows the skipped steps.
 ///
 /// # Errors
 /// As for [`latest_valid`].
 pub fn open_latest(checkpoints: &Path) -> Result<Option<Latest<Checkpoint>>> {
-    let latest = latest_valid(checkpoints, Checkpoint::verify)?;
-    let Some(Latest { step, skipped, .. }) = latest else { return Ok(None) };
-    let value = Checkpoint::open(checkpoints, step)?;
-    Ok(Some(Latest { step, value, skipped }))
+    let latest = newest(checkpoints, |checkpoint| {
+        checkpoint.verify()?;
+        Ok(checkpoint)
+    })?;
+    Ok(latest.map(Latest::telling))
+}
+
+/// As [`latest_valid`], for an attempt that keeps the checkpoint.
+pub(crate) fn newest<T>(
+    checkpoints: &Path,
+    mut attempt: impl FnMut(Checkpoint) -> Result<T>,
+) -> Result<Option<Latest<T>>> {
+    let mut listings = 0;
+    'listing: loop {
+        listings += 1;
+        let mut skipped = Vec::new();
+        for step in complete_steps(checkpoints)?.into_iter().rev() {
+            let reason = match Checkpoint::open(checkpoints, step).and_then(&mut attempt) {
+                Ok(value) => return Ok(Some(Latest { step, value, skipped })),
+                Err(reason) => reason,
+            };
+            if !checkpoints.join(step.to_string()).exists() && listings < MOST_LISTINGS {
+                continue 'listing;
+            }
+            if !reason.is_corruption() {
+                return Err(reason);
+            }
+            skipped.push(SkippedStep { step, reason: Arc::new(reason) });
+        }
+        if skipped.is_empty() {
+            return Ok(None);
+        }
+        return Err(CheckpointError::NothingValid { directory: checkpoints.to_owned(), skipped });
+    }
+}
+
+impl Latest<Checkpoint> {
+    /// Tells the checkpoint about the skipped steps.
+    pub(crate) fn telling(mut self) -> Self {
+        self.value.set_skipped(self.skipped.clone());
+        self
+    }
 }
 
 /// The directories of one checkpoint.
@@ -134,7 +167,7 @@ impl Location {
         }
     }
 
-    /// A run, checkpoints, step or items directory.
+    /// A step or items directory.
     pub fn of_path(path: &Path) -> Result<Self> {
         let none = |reason: &str| CheckpointError::NotACheckpoint {
             path: path.to_owned(),
@@ -160,11 +193,6 @@ impl Location {
         }
         if path.join(STEP_FILE).is_file() {
             return Err(none(&format!("it has no item `{STATE_ITEM}`")));
-        }
-        if let Some(checkpoints) = checkpoints_directory(path)?
-            && let Some(&step) = complete_steps(&checkpoints)?.last()
-        {
-            return Self::of_step(&checkpoints, step);
         }
         Err(none("it holds no complete step"))
     }

@@ -258,9 +258,11 @@ impl Job {
             self.disk.rename(&temporary, &self.destination)?;
             Ok(written.bytes)
         };
-        let bytes = commit().inspect_err(|_| {
+        let bytes = commit().map_err(|error| {
             // The first error is reported. The next run removes leftovers that cannot be removed now.
             let _ = std::fs::remove_dir_all(&temporary);
+            let has_others = locate::complete_steps(&self.directory).is_ok_and(|steps| steps.len() > 1);
+            error.of_save(self.step, has_others && self.max_to_keep != Some(1))
         })?;
         self.disk.sync_directory(&self.directory)?;
         let duration = self.started.elapsed();

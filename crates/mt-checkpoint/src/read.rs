@@ -9,7 +9,7 @@ use crate::{
     files::StepFiles,
     chunks::parallel,
     item::CheckpointItem,
-    locate::Location,
+    locate::{self, Location, SkippedStep},
     manifest::{MANIFEST_FILE, MANIFEST_MARK},
     metadata::{self, STEP_FILE, STEP_MARK, SUCCESS_FILE, TREE_FILE},
 };
@@ -20,6 +20,7 @@ pub struct Checkpoint {
     files: Arc<StepFiles>,
     custom_metadata: Map<String, Json>,
     state: CheckpointItem,
+    skipped: Vec<SkippedStep>,
 }
 
 impl Deref for Checkpoint {
@@ -40,13 +41,27 @@ impl Checkpoint {
         Self::at(Location::of_step(checkpoints, step)?)
     }
 
-    /// Opens a checkpoint by any of its directories: a run or its checkpoints directory (the newest step), a step, or a
-    /// step's items.
+    /// Opens a checkpoint by any of its directories: a run or its checkpoints directory, a step, or a step's items. The
+    /// first two mean the newest step that [`Self::open`] accepts; [`Self::skipped`] lists newer ones that are damaged.
     ///
     /// # Errors
     /// The path is not a checkpoint, or as [`Self::open`].
     pub fn open_path(path: &Path) -> Result<Self> {
+        if let Some(checkpoints) = locate::checkpoints_directory(path)?
+            && let Some(latest) = locate::newest(&checkpoints, Ok)?
+        {
+            return Ok(latest.telling().value);
+        }
         Self::at(Location::of_path(path)?)
+    }
+
+    /// Damaged steps of the run that are newer than this one, newest first, if the checkpoint was opened by its run.
+    pub fn skipped(&self) -> &[SkippedStep] {
+        &self.skipped
+    }
+
+    pub(crate) fn set_skipped(&mut self, skipped: Vec<SkippedStep>) {
+        self.skipped = skipped;
     }
 
     /// The number of reading threads; by default the number of processors.
@@ -141,20 +156,64 @@ impl Checkpoint {
     /// # Errors
     /// A file is damaged.
     pub fn verify(&self) -> Result<()> {
+        self.damages(true)?.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// As [`Self::verify`], for all damages: one for each file with a manifest, one for each array without.
+    ///
+    /// # Errors
+    /// A file cannot be read for a reason other than damage.
+    pub fn find_damages(&self) -> Result<Vec<CheckpointError>> {
+        self.damages(false)
+    }
+
+    /// The bytes that [`Self::verify`] reads: of all files if there is a manifest, otherwise of the arrays' files.
+    ///
+    /// # Errors
+    /// A directory cannot be listed.
+    pub fn num_bytes(&self) -> Result<u64> {
+        if self.has_manifest() {
+            return Ok(self.files.recorded().iter().map(|(_, record)| record.bytes).sum());
+        }
+        bytes_below(self.state.path())
+    }
+
+    fn damages(&self, only_first: bool) -> Result<Vec<CheckpointError>> {
+        let mut damages = Vec::new();
         if self.has_manifest() {
             let recorded = self.files.recorded();
-            parallel(self.state.threads(), &recorded, |(path, record)| {
-                self.files.check_contents(path, *record)
-            })?;
-            return Ok(());
+            let results = parallel(self.state.threads(), &recorded, |(path, record)| {
+                match self.files.check_contents(path, *record) {
+                    Err(error) if error.is_corruption() && !only_first => Ok(Some(error)),
+                    result => result.map(|()| None),
+                }
+            });
+            match results {
+                Ok(results) => damages.extend(results.into_iter().flatten()),
+                Err(error) if error.is_corruption() => damages.push(error),
+                Err(error) => return Err(error),
+            }
+            return Ok(damages);
         }
-        self.state.decode_all()?;
+        let mut decode = |item: &CheckpointItem| -> Result<()> {
+            for entry in item.entries() {
+                match item.decode(&entry.name) {
+                    Err(error) if error.is_corruption() => damages.push(error),
+                    result => result?,
+                }
+                if only_first && !damages.is_empty() {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        decode(&self.state)?;
         for name in self.item_names()? {
             if let Some(item) = self.item(&name)? {
-                item.decode_all()?;
+                decode(&item)?;
             }
         }
-        Ok(())
+        Ok(damages)
     }
 
     fn at(location: Location) -> Result<Self> {
@@ -164,7 +223,7 @@ impl Checkpoint {
         files.check_sizes()?;
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let state = CheckpointItem::open(Arc::clone(&files), items, threads)?;
-        Ok(Self { files, custom_metadata, state })
+        Ok(Self { files, custom_metadata, state, skipped: Vec::new() })
     }
 }
 
@@ -197,4 +256,15 @@ fn load_custom_metadata(files: &StepFiles) -> Result<Map<String, Json>> {
 fn step_of_success(step_directory: &Path) -> Option<u64> {
     let text = fs::read_to_string(step_directory.join(SUCCESS_FILE)).ok()?;
     Path::new(&text).file_name()?.to_str()?.parse().ok()
+}
+
+fn bytes_below(directory: &Path) -> Result<u64> {
+    let failed = |source| CheckpointError::io("list", directory, source);
+    let mut bytes = 0;
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let metadata = entry.metadata().map_err(failed)?;
+        bytes += if metadata.is_dir() { bytes_below(&entry.path())? } else { metadata.len() };
+    }
+    Ok(bytes)
 }

@@ -331,7 +331,7 @@ Lists the tensors of a checkpoint: names, types, shapes and sizes, with totals.
 
 The path names a Hugging Face directory, a safetensors or PyTorch file, a
 directory with `consolidated.*.pth`, a run, one of its checkpoints, or any Orbax
-checkpoint in plain Zarr. Only headers are read.";
+checkpoint. Only headers are read.";
 
 const INSPECT_EXAMPLES: &str = "\
 Examples:
@@ -352,6 +352,20 @@ Examples:
   maxtext checkpoint diff models/llama models/tuned
   maxtext checkpoint diff --values maxtext_output/first/checkpoints/99 \\
       maxtext_output/first/checkpoints/199";
+
+const VERIFY: &str = "\
+Reads every byte of a run's checkpoints, or of one checkpoint, and names each
+damaged file.
+
+Checkpoints of this program have a checksum of every byte. Those that Orbax or
+MaxText wrote have checksums of their structure, and arrays are decoded; weights
+in Hugging Face directories and PyTorch files have none, so only their structure
+is checked. The exit status is 1 if anything is damaged.";
+
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  maxtext checkpoint verify maxtext_output/first
+  maxtext checkpoint verify maxtext_output/first/checkpoints/199 --json";
 
 const PLUGIN_EXAMPLES: &str = "\
 Examples:
@@ -652,6 +666,9 @@ pub enum CheckpointCommand {
     /// Compare the tensors of two checkpoints
     #[command(long_about = CHECKPOINT_DIFF, after_help = CHECKPOINT_DIFF_EXAMPLES)]
     Diff(CheckpointDiff),
+    /// Read every byte of checkpoints and check it against its checksum
+    #[command(long_about = VERIFY, after_help = VERIFY_EXAMPLES)]
+    Verify(Verify),
     /// Write a model as a Hugging Face directory
     #[command(long_about = EXPORT, after_help = EXPORT_EXAMPLES)]
     Export(Export),
@@ -719,6 +736,15 @@ pub struct Import {
 pub struct Inspect {
     /// A Hugging Face directory, a file of weights, a run or one of its checkpoints
     #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Write one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Verify {
+    /// A run (all its checkpoints), one of them, any Orbax checkpoint, a Hugging Face directory or a file of weights
     pub path: PathBuf,
     /// Write one JSON object
     #[arg(long)]

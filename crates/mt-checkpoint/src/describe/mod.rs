@@ -14,6 +14,7 @@ use mt_shape::HostArray;
 use crate::{
     error::{CheckpointError, Result},
     item::StoredValue,
+    locate::SkippedStep,
     read::Checkpoint,
     safetensors::WeightsDirectory,
     torch::{TorchCheckpoint, TorchFile},
@@ -100,6 +101,14 @@ impl WeightsSource {
                 Err(CheckpointError::NoWeights { path: path.to_owned(), reason })
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Damaged steps that are newer than the opened one, if a run was opened.
+    pub fn skipped(&self) -> &[SkippedStep] {
+        match self {
+            Self::Orbax(checkpoint) => checkpoint.skipped(),
+            Self::Safetensors(_) | Self::Torch(_) | Self::TorchDirectory(_) => &[],
         }
     }
 

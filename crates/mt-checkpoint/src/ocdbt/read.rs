@@ -190,3 +190,58 @@ impl TreeReader<'_> {
         Err(self.files.corrupt(path, format!("it has {size} bytes, {} were written", range.end)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Expected = BTreeMap<String, BTreeMap<String, String>>;
+
+    fn goldens() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/orbax/databases")
+    }
+
+    fn open(directory: &Path) -> Result<Database> {
+        Database::open(&StepFiles::open(None, None).unwrap(), directory)
+    }
+
+    /// Databases that TensorStore wrote, by `tests/goldens/orbax/generate.py`.
+    #[test]
+    fn databases_of_tensorstore_are_read() {
+        let expected: Expected =
+            serde_json::from_slice(&fs::read(goldens().join("expected.json")).unwrap()).unwrap();
+        assert_eq!(expected.len(), 5);
+        for (name, values) in expected {
+            let database = open(&goldens().join(&name)).unwrap();
+            assert_eq!(database.values.len(), values.len(), "{name}");
+            for (key, value) in values {
+                let bytes = match database.find(&key).unwrap() {
+                    Location::Node { bytes, .. } => bytes.clone(),
+                    Location::File { file, range } => read_range(file, range.clone()).unwrap(),
+                };
+                let found: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+                assert_eq!(found, value, "{key} of {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn paths_outside_of_the_database_are_damage() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = StepFiles::open(None, None).unwrap();
+        let reader = TreeReader {
+            files: &files,
+            directory: directory.path(),
+            values: BTreeMap::new(),
+            sizes: HashMap::new(),
+        };
+        let path = |base: &str, file: &str| {
+            let data_file = DataFile { base: base.to_owned(), file: file.to_owned() };
+            reader.path(Path::new("node"), "", &data_file)
+        };
+        assert_eq!(*path("ocdbt.process_0/", "d/01").unwrap(), *directory.path().join("ocdbt.process_0/d/01"));
+        for (base, file) in [("", ""), ("", "/etc/passwd"), ("../", "d/01"), ("a/", "../../b")] {
+            assert!(path(base, file).unwrap_err().is_corruption(), "{base}{file}");
+        }
+    }
+}

@@ -59,8 +59,11 @@ fn a_full_disk_fails_the_save_and_leaves_the_step_before_it() {
                 break;
             };
             num_failures += 1;
-            assert!(matches!(error, CheckpointError::Io { .. }) && !error.is_user_error(), "{error}");
+            let is_of_disk = matches!(error, CheckpointError::Io { .. } | CheckpointError::DiskFull { .. });
+            assert!(is_of_disk && !error.is_user_error(), "{error}");
             assert!(error.to_string().contains("hint: free some space"), "{error}");
+            // One checkpoint is kept, so no more of them can be given up.
+            assert!(!error.to_string().contains("max_num_checkpoints_to_keep"), "{error}");
             // A failed save leaves no files; after the commit only the deletion of the old step can have failed.
             if steps == [1] {
                 assert_eq!(names(manager.directory()), ["1"]);
@@ -124,4 +127,14 @@ fn check_order_of_flushes(format: StorageFormat) {
     // The parent of the step is flushed right after the commit, which makes the commit durable.
     assert_eq!(dirty, HashSet::from([run.checkpoints()]));
     assert_eq!(log[commit + 1..], [(DiskOperation::Sync, run.checkpoints())]);
+}
+
+#[test]
+fn a_full_disk_of_a_run_with_several_checkpoints_suggests_keeping_fewer() {
+    let run = Run::with_steps(&[1, 2]);
+    let disk_hook = Some(fail_after(5, io::ErrorKind::StorageFull));
+    let mut manager = run.manager(ManagerOptions { disk_hook, ..synchronous() });
+    let message = manager.save(3, request(3)).unwrap_err().to_string();
+    assert!(message.contains("`max_num_checkpoints_to_keep`"), "{message}");
+    assert!(message.contains("checkpoints before step 3 are intact"), "{message}");
 }
