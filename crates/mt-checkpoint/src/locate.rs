@@ -148,6 +148,8 @@ pub(crate) struct Location {
     pub step_directory: Option<PathBuf>,
     /// Holds `_METADATA` and the arrays.
     pub items: PathBuf,
+    /// Whether the path names an item, so that it does not matter how the step's directory is named.
+    pub is_of_item: bool,
 }
 
 impl Location {
@@ -159,7 +161,7 @@ impl Location {
         }
         let directory = checkpoints.join(step.to_string());
         match item_in(&directory) {
-            Some(items) => Ok(Self { step: Some(step), step_directory: Some(directory), items }),
+            Some(items) => Ok(Self { step: Some(step), step_directory: Some(directory), items, is_of_item: false }),
             None => {
                 let path = directory.join(STATE_ITEM).join(TREE_FILE);
                 Err(CheckpointError::Corrupt { step: Some(step), path, reason: "it is missing".to_owned() })
@@ -186,10 +188,12 @@ impl Location {
                 step,
                 step_directory: step_directory.map(Path::to_owned),
                 items: path.clone(),
+                is_of_item: true,
             });
         }
         if let Some(items) = item_in(path) {
-            return Ok(Self { step: step_of(path), step_directory: Some(path.clone()), items });
+            let (step, step_directory) = (step_of(path), Some(path.clone()));
+            return Ok(Self { step, step_directory, items, is_of_item: false });
         }
         if path.join(STEP_FILE).is_file() {
             return Err(none(&format!("it has no item `{STATE_ITEM}`")));

@@ -217,39 +217,43 @@ impl Checkpoint {
     }
 
     fn at(location: Location) -> Result<Self> {
-        let Location { step, step_directory, items } = location;
-        let files = Arc::new(StepFiles::open(step, step_directory)?);
-        let custom_metadata = load_custom_metadata(&files)?;
+        let Location { step, step_directory, items, is_of_item } = location;
+        let mut files = StepFiles::open(step, step_directory)?;
+        let (custom_metadata, recorded) = load_custom_metadata(&files)?;
+        if let Some((named, recorded)) = files.step.zip(recorded).filter(|(named, recorded)| named != recorded) {
+            if !is_of_item {
+                let path = files.step_directory.unwrap_or(items);
+                return Err(CheckpointError::OtherStep { path, named, recorded });
+            }
+            files.step = Some(recorded);
+        }
         files.check_sizes()?;
+        let files = Arc::new(files);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let state = CheckpointItem::open(Arc::clone(&files), items, threads)?;
         Ok(Self { files, custom_metadata, state, skipped: Vec::new() })
     }
 }
 
-fn load_custom_metadata(files: &StepFiles) -> Result<Map<String, Json>> {
-    let Some(step_directory) = &files.step_directory else { return Ok(Map::new()) };
+/// The custom metadata of a step, and the step that it records.
+fn load_custom_metadata(files: &StepFiles) -> Result<(Map<String, Json>, Option<u64>)> {
+    let nothing = || Ok((Map::new(), None));
+    let Some(step_directory) = &files.step_directory else { return nothing() };
     let path = step_directory.join(STEP_FILE);
     // Orbax itself loads checkpoints that lack this file.
     if files.manifest.is_none() && !path.exists() {
-        return Ok(Map::new());
+        return nothing();
     }
     let Json::Object(mut custom) = files.json(&path)?["custom_metadata"].take() else {
-        return Ok(Map::new());
+        return nothing();
     };
     let is_ours = custom.remove(MANIFEST_MARK).is_some();
     if is_ours && files.manifest.is_none() {
         return Err(files.corrupt(&step_directory.join(MANIFEST_FILE), "it is missing"));
     }
     let recorded = custom.remove(STEP_MARK).as_ref().and_then(Json::as_u64);
-    if let (true, Some(named)) = (is_ours, files.step)
-        && let Some(recorded) = recorded.or_else(|| step_of_success(step_directory))
-        && named != recorded
-    {
-        let path = step_directory.clone();
-        return Err(CheckpointError::OtherStep { path, named, recorded });
-    }
-    Ok(custom)
+    let recorded = recorded.or_else(|| step_of_success(step_directory)).filter(|_| is_ours);
+    Ok((custom, recorded))
 }
 
 /// The step to which a checkpoint of an earlier version of this program was committed.
