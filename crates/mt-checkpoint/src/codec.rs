@@ -64,7 +64,10 @@ pub(crate) fn decode(codecs: &[ByteCodec], encoded: &[u8], decoded_size: usize) 
 
 /// Undoes the codecs of a stream, whose end must be read for checksums to be checked. Errors of the operating system have
 /// its error code; others are those of damaged data.
-pub(crate) fn decoder<'r>(codecs: &[ByteCodec], encoded: Box<dyn Read + 'r>) -> io::Result<Box<dyn Read + 'r>> {
+pub(crate) fn decoder<'r>(
+    codecs: &[ByteCodec],
+    encoded: Box<dyn Read + 'r>,
+) -> io::Result<Box<dyn Read + 'r>> {
     codecs.iter().rev().try_fold(encoded, |stream, codec| -> io::Result<Box<dyn Read + 'r>> {
         Ok(match codec {
             ByteCodec::Zstd { .. } => Box::new(zstd::stream::read::Decoder::new(stream)?),
@@ -103,7 +106,10 @@ impl Read for CheckedStream<'_> {
         if count == 0 {
             let stored = u32::from_le_bytes(self.held[..].try_into().expect("a checksum is held"));
             if stored != self.checksum {
-                return Err(io::Error::other(format!("its checksum is {:08x}, not {stored:08x}", self.checksum)));
+                return Err(io::Error::other(format!(
+                    "its checksum is {:08x}, not {stored:08x}",
+                    self.checksum
+                )));
             }
         }
         Ok(count)
@@ -193,8 +199,12 @@ mod tests {
     #[test]
     fn streams_decode_and_damage_is_noticed() {
         let bytes: Vec<u8> = (0..200).cycle().take(3000).collect();
-        let orders: [&[ByteCodec]; 4] =
-            [&[], &CODECS, &[ByteCodec::Crc32c], &[ByteCodec::Crc32c, ByteCodec::Zstd { level: 1, checksum: false }]];
+        let orders: [&[ByteCodec]; 4] = [
+            &[],
+            &CODECS,
+            &[ByteCodec::Crc32c],
+            &[ByteCodec::Crc32c, ByteCodec::Zstd { level: 1, checksum: false }],
+        ];
         for codecs in orders {
             let encoded = encode(codecs, bytes.clone()).unwrap();
             let read = |encoded: &[u8]| -> io::Result<Vec<u8>> {

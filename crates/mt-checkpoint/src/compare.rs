@@ -46,12 +46,9 @@ pub(crate) enum StoredType<'s> {
 
 /// Whether stored elements are converted to the expected type.
 fn is_converted(stored: DType, expected: DType) -> bool {
-    let is_weight =
-        matches!(stored, DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3FN | DType::F8E5M2);
+    let is_weight = matches!(stored, DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3FN | DType::F8E5M2);
     let is_count = |dtype| matches!(dtype, DType::I32 | DType::I64);
-    stored == expected
-        || (expected.is_float() && is_weight)
-        || (is_count(expected) && is_count(stored))
+    stored == expected || (expected.is_float() && is_weight) || (is_count(expected) && is_count(stored))
 }
 
 impl Comparison {

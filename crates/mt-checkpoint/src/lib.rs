@@ -73,5 +73,5 @@ pub use region::Region;
 pub use safetensors::{TensorSpec, WeightsDirectory, WeightsOptions, WeightsWriter, WrittenWeights};
 pub use save::{ArraySource, CommitGate, Entry, ExtraItem, JsonItem, SaveRequest, Value, WholeArray};
 pub use torch::{TorchCheckpoint, TorchFile};
-pub use zarr::StorageFormat;
 pub use weights::{ElementType, TensorInfo};
+pub use zarr::StorageFormat;

@@ -43,6 +43,19 @@ const MOST_LISTINGS: usize = 50;
 /// # Errors
 /// The directory cannot be listed.
 pub fn complete_steps(checkpoints: &Path) -> Result<Vec<u64>> {
+    // A list that is read while a step is renamed into the directory and another one away may have neither.
+    const LISTINGS: usize = 5;
+    for _ in 1..LISTINGS {
+        let steps = listed_steps(checkpoints)?;
+        if !steps.is_empty() || !checkpoints.is_dir() {
+            return Ok(steps);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    listed_steps(checkpoints)
+}
+
+fn listed_steps(checkpoints: &Path) -> Result<Vec<u64>> {
     let failed = |source| CheckpointError::io("list", checkpoints, source);
     let entries = match fs::read_dir(checkpoints) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -161,7 +174,9 @@ impl Location {
         }
         let directory = checkpoints.join(step.to_string());
         match item_in(&directory) {
-            Some(items) => Ok(Self { step: Some(step), step_directory: Some(directory), items, is_of_item: false }),
+            Some(items) => {
+                Ok(Self { step: Some(step), step_directory: Some(directory), items, is_of_item: false })
+            }
             None => {
                 let path = directory.join(STATE_ITEM).join(TREE_FILE);
                 Err(CheckpointError::Corrupt { step: Some(step), path, reason: "it is missing".to_owned() })

@@ -5,9 +5,9 @@ use std::{fs, io, ops::Deref, path::Path, sync::Arc};
 use serde_json::{Map, Value as Json};
 
 use crate::{
+    chunks::parallel,
     error::{CheckpointError, Result},
     files::StepFiles,
-    chunks::parallel,
     item::CheckpointItem,
     locate::{self, Location, SkippedStep},
     manifest::{MANIFEST_FILE, MANIFEST_MARK},
@@ -220,7 +220,9 @@ impl Checkpoint {
         let Location { step, step_directory, items, is_of_item } = location;
         let mut files = StepFiles::open(step, step_directory)?;
         let (custom_metadata, recorded) = load_custom_metadata(&files)?;
-        if let Some((named, recorded)) = files.step.zip(recorded).filter(|(named, recorded)| named != recorded) {
+        if let Some((named, recorded)) =
+            files.step.zip(recorded).filter(|(named, recorded)| named != recorded)
+        {
             if !is_of_item {
                 let path = files.step_directory.unwrap_or(items);
                 return Err(CheckpointError::OtherStep { path, named, recorded });

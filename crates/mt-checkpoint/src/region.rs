@@ -148,16 +148,23 @@ mod tests {
 
     #[test]
     fn pieces_follow_the_order_of_elements() {
-        for (dims, most) in
-            [(vec![], 1), (vec![5], 2), (vec![3, 4], 1), (vec![3, 4], 4), (vec![3, 4], 9), (vec![2, 3, 4], 5), (vec![1, 1, 7], 3)]
-        {
+        for (dims, most) in [
+            (vec![], 1),
+            (vec![5], 2),
+            (vec![3, 4], 1),
+            (vec![3, 4], 4),
+            (vec![3, 4], 9),
+            (vec![2, 3, 4], 5),
+            (vec![1, 1, 7], 3),
+        ] {
             let region: Region = dims.iter().map(|dim| 10..10 + dim).collect();
             let mut next = 0;
             for piece in pieces(&region, most) {
                 assert!(num_elements(&piece) <= most, "{dims:?} {most}: {piece:?}");
                 for position in grid(&lengths(&piece)) {
                     let place = position.iter().zip(&piece).zip(&dims);
-                    let flat = place.fold(0, |flat, ((offset, range), dim)| flat * dim + range.start - 10 + offset);
+                    let flat =
+                        place.fold(0, |flat, ((offset, range), dim)| flat * dim + range.start - 10 + offset);
                     assert_eq!(flat, next, "{dims:?} {most}: {piece:?}");
                     next += 1;
                 }

@@ -229,7 +229,9 @@ impl ArrayLayout {
         }
         let codecs = match &json["compressor"] {
             Value::Null => vec![],
-            compressor if compressor["id"] == "zstd" => vec![ByteCodec::Zstd { level: ZSTD_LEVEL, checksum: true }],
+            compressor if compressor["id"] == "zstd" => {
+                vec![ByteCodec::Zstd { level: ZSTD_LEVEL, checksum: true }]
+            }
             compressor => return Err(unsupported(format!("compressor `{}`", compressor["id"]))),
         };
         let keys = ChunkKeys::V2 { separator: separator(json.get("dimension_separator"), '.')? };
@@ -424,9 +426,15 @@ mod tests {
     fn chunks_are_not_larger_than_data_files() {
         let format = StorageFormat { target_file_bytes: 16 << 20, ..StorageFormat::default() };
         let layout = ArrayLayout::for_shards(DType::F32, &[8192, 4096], &[4096, 4096], &format);
-        assert_eq!((layout.chunk_dims.as_slice(), layout.encoded_dims()), ([1024, 4096].as_slice(), [512, 4096].as_slice()));
+        assert_eq!(
+            (layout.chunk_dims.as_slice(), layout.encoded_dims()),
+            ([1024, 4096].as_slice(), [512, 4096].as_slice())
+        );
         let format = StorageFormat { target_file_bytes: 0, ..format };
-        assert_eq!(ArrayLayout::for_shards(DType::F32, &[8192, 4096], &[4096, 4096], &format).chunk_dims, [4096, 4096]);
+        assert_eq!(
+            ArrayLayout::for_shards(DType::F32, &[8192, 4096], &[4096, 4096], &format).chunk_dims,
+            [4096, 4096]
+        );
     }
 
     #[test]

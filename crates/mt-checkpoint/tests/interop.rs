@@ -227,7 +227,8 @@ fn we_read_every_layout_of_orbax() {
         let directory = directory.path().join(tree.to_string());
         let contents = std::fs::read(directory.join("expected.json")).unwrap();
         let expected: BTreeMap<String, Described> = serde_json::from_slice(&contents).unwrap();
-        let types: std::collections::BTreeSet<&str> = expected.values().map(|array| array.dtype.as_str()).collect();
+        let types: std::collections::BTreeSet<&str> =
+            expected.values().map(|array| array.dtype.as_str()).collect();
         assert_eq!(types.len(), DType::ALL.len(), "{types:?}");
         let mut num_layouts = 0;
         for entry in std::fs::read_dir(&directory).unwrap() {

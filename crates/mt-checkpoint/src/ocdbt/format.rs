@@ -126,8 +126,7 @@ impl Manifest {
         let count = reader.count()?;
         let generations = reader.varints(count)?;
         let heights = reader.take(count as u64)?.to_vec();
-        let columns: Vec<Vec<u64>> =
-            (0..6).map(|_| reader.varints(count)).collect::<Result<_, _>>()?;
+        let columns: Vec<Vec<u64>> = (0..6).map(|_| reader.varints(count)).collect::<Result<_, _>>()?;
         let committed: Vec<u64> = (0..count).map(|_| reader.u64_le()).collect::<Result<_, _>>()?;
         // Older versions follow in nodes of the version tree.
         let count_older = reader.count()?;
@@ -137,7 +136,11 @@ impl Manifest {
         reader.take(9_u64.saturating_mul(count_older as u64))?;
         reader.end()?;
         let Some(last) = (0..count).max_by_key(|row| generations[*row]) else {
-            return if count_older == 0 { Ok(Self::Single(None)) } else { Err("it has no newest version".to_owned()) };
+            return if count_older == 0 {
+                Ok(Self::Single(None))
+            } else {
+                Err("it has no newest version".to_owned())
+            };
         };
         let [file, offset, length, num_keys, tree_bytes, indirect_bytes] =
             std::array::from_fn(|column| columns[column][last]);
@@ -260,7 +263,11 @@ impl Node {
     }
 }
 
-fn read_leaf(reader: &mut Reader<'_>, keys: Vec<Vec<u8>>, num_files: usize) -> Result<Vec<LeafEntry>, String> {
+fn read_leaf(
+    reader: &mut Reader<'_>,
+    keys: Vec<Vec<u8>>,
+    num_files: usize,
+) -> Result<Vec<LeafEntry>, String> {
     let lengths = reader.varints(keys.len())?;
     let kinds = reader.varints(keys.len())?;
     if kinds.iter().any(|kind| *kind > 1) {
@@ -377,12 +384,11 @@ mod tests {
 
     #[test]
     fn nodes_are_read_as_written() {
-        let files = vec![file("", "d/01"), file("ocdbt.process_0/", "d/02"), file("ocdbt.process_1/", "d/02")];
+        let files =
+            vec![file("", "d/01"), file("ocdbt.process_0/", "d/02"), file("ocdbt.process_1/", "d/02")];
         let leaf = |entries| Node { height: 0, files: files.clone(), entries: Entries::Leaf(entries) };
-        let inline = |key: &str, value: &[u8]| LeafEntry {
-            key: key.into(),
-            value: LeafValue::Inline(value.to_vec()),
-        };
+        let inline =
+            |key: &str, value: &[u8]| LeafEntry { key: key.into(), value: LeafValue::Inline(value.to_vec()) };
         let indirect = |key: &str, file, offset| LeafEntry {
             key: key.into(),
             value: LeafValue::Indirect(Range { file, offset, length: 1 << 40 }),
@@ -395,8 +401,17 @@ mod tests {
         };
         let nodes = [
             leaf(vec![]),
-            leaf(vec![inline("a/c/0", b""), indirect("a/c/1", 2, 0), inline("a/zarr.json", b"{}"), indirect("b/c", 0, 7)]),
-            Node { height: 3, files: files.clone(), entries: Entries::Interior(vec![child("a/c/", 2), child("b", 0)]) },
+            leaf(vec![
+                inline("a/c/0", b""),
+                indirect("a/c/1", 2, 0),
+                inline("a/zarr.json", b"{}"),
+                indirect("b/c", 0, 7),
+            ]),
+            Node {
+                height: 3,
+                files: files.clone(),
+                entries: Entries::Interior(vec![child("a/c/", 2), child("b", 0)]),
+            },
         ];
         for node in nodes {
             assert_eq!(Node::decode(&node.encode().unwrap()), Ok(node));

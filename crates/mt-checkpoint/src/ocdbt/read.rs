@@ -2,8 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, btree_map},
-    fs,
-    io,
+    fs, io,
     ops::Range,
     path::{Component, Path, PathBuf},
     sync::Arc,
@@ -103,13 +102,7 @@ struct Found {
 
 impl TreeReader<'_> {
     /// Reads the node at a range of a file that another node or the manifest, in the file `named_in`, names.
-    fn node_at(
-        &mut self,
-        named_in: &Path,
-        base: &str,
-        file: &DataFile,
-        range: Range<u64>,
-    ) -> Result<Found> {
+    fn node_at(&mut self, named_in: &Path, base: &str, file: &DataFile, range: Range<u64>) -> Result<Found> {
         let path = self.path(named_in, base, file)?;
         self.check_range(&path, &range)?;
         let blob = read_range(&path, range).map_err(|source| self.files.failed_read(&path, source))?;
@@ -162,7 +155,12 @@ impl TreeReader<'_> {
 
     /// The path of a data file. Databases of several processes are subdirectories of the merged one, so paths lead down
     /// only.
-    fn path(&self, named_in: &Path, base: &str, DataFile { base: own, file }: &DataFile) -> Result<Arc<Path>> {
+    fn path(
+        &self,
+        named_in: &Path,
+        base: &str,
+        DataFile { base: own, file }: &DataFile,
+    ) -> Result<Arc<Path>> {
         let relative = format!("{base}{own}{file}");
         let is_below = Path::new(&relative).components().all(|part| matches!(part, Component::Normal(_)));
         if !is_below || relative.is_empty() {
@@ -239,7 +237,10 @@ mod tests {
             let data_file = DataFile { base: base.to_owned(), file: file.to_owned() };
             reader.path(Path::new("node"), "", &data_file)
         };
-        assert_eq!(*path("ocdbt.process_0/", "d/01").unwrap(), *directory.path().join("ocdbt.process_0/d/01"));
+        assert_eq!(
+            *path("ocdbt.process_0/", "d/01").unwrap(),
+            *directory.path().join("ocdbt.process_0/d/01")
+        );
         for (base, file) in [("", ""), ("", "/etc/passwd"), ("../", "d/01"), ("a/", "../../b")] {
             assert!(path(base, file).unwrap_err().is_corruption(), "{base}{file}");
         }

@@ -34,7 +34,12 @@ pub(crate) fn process_directory(process: usize) -> String {
 pub(crate) enum Placed {
     Inline(Vec<u8>),
     /// In a data file of a process, by the file's name.
-    Written { process: usize, file: String, offset: u64, length: u64 },
+    Written {
+        process: usize,
+        file: String,
+        offset: u64,
+        length: u64,
+    },
 }
 
 /// Writes the tree and the manifest of a database.
@@ -68,7 +73,8 @@ impl DatabaseWriter<'_> {
         options: &Options,
     ) -> Result<Vec<(String, FileRecord)>> {
         values.sort_by(|left, right| left.0.cmp(&right.0));
-        let nodes_file = DataFile { base: String::new(), file: format!("{DATA_DIRECTORY}/{}", random_name()) };
+        let nodes_file =
+            DataFile { base: String::new(), file: format!("{DATA_DIRECTORY}/{}", random_name()) };
         let path = self.directory.join(&nodes_file.file);
         let failed = |source| CheckpointError::io("compress", &path, source);
         let (nodes, height, root) = tree(values, &nodes_file, options).map_err(failed)?;
@@ -215,7 +221,10 @@ fn random_bytes() -> [u8; 16] {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::{Database, Location}, *};
+    use super::{
+        super::{Database, Location},
+        *,
+    };
     use crate::files::StepFiles;
 
     #[test]
@@ -235,7 +244,9 @@ mod tests {
                 (key, placed)
             })
             .collect();
-        for (max_node_bytes, num_values) in [(1, 300), (500, 300), (5000, 300), (100_000_000, 300), (1, 0), (1, 1)] {
+        for (max_node_bytes, num_values) in
+            [(1, 300), (500, 300), (5000, 300), (100_000_000, 300), (1, 0), (1, 1)]
+        {
             let directory = tempfile::tempdir().unwrap();
             for process in 0..2 {
                 let data = directory.path().join(process_directory(process)).join(DATA_DIRECTORY);
@@ -253,7 +264,10 @@ mod tests {
             for (key, placed) in &values[..num_values] {
                 match (placed, database.find(key).unwrap()) {
                     (Placed::Inline(expected), Location::Node { bytes, .. }) => assert_eq!(bytes, expected),
-                    (Placed::Written { process, file, offset, length }, Location::File { file: path, range }) => {
+                    (
+                        Placed::Written { process, file, offset, length },
+                        Location::File { file: path, range },
+                    ) => {
                         let name = format!("{}{DATA_DIRECTORY}/{file}", process_directory(*process));
                         assert_eq!(**path, *directory.path().join(name));
                         assert_eq!(*range, *offset..offset + length);

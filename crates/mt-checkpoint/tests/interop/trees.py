@@ -124,6 +124,7 @@ async def write_by_four(directory, leaves, zarr3, grow):
                 },
                 "dtype": array.dtype.name,
                 "metadata": metadata_of(zarr3, array, chunk),
+                "store_data_equal_to_fill_value": True,
             }
             stores.append(await ts.open(spec, create=True, open=True))
         for index, box in enumerate(boxes):

@@ -77,7 +77,10 @@ fn every_byte_is_covered() {
             let check = |damaged: &[u8], what: &str, position: usize| {
                 fs::write(&file, damaged).unwrap();
                 let error = verify().expect_err(&format!("{format:?}: {} {what} {position}", file.display()));
-                assert!(error.is_corruption() && error.to_string().contains(&*file.to_string_lossy()), "{error}");
+                assert!(
+                    error.is_corruption() && error.to_string().contains(&*file.to_string_lossy()),
+                    "{error}"
+                );
             };
             for position in 0..contents.len() {
                 let mut damaged = contents.clone();

@@ -40,13 +40,8 @@ fn a_full_disk_fails_the_save_and_leaves_the_step_before_it() {
         for permitted in (0..).step_by(stride) {
             let run = Run::with_steps(&[1]);
             let disk_hook = Some(fail_after(permitted, io::ErrorKind::StorageFull));
-            let options = ManagerOptions {
-                asynchronous,
-                disk_hook,
-                format,
-                max_to_keep: Some(1),
-                ..synchronous()
-            };
+            let options =
+                ManagerOptions { asynchronous, disk_hook, format, max_to_keep: Some(1), ..synchronous() };
             let mut manager = run.manager(options);
             let saved =
                 manager.save(2, request(2)).and_then(|report| Ok(report.or(manager.wait_until_finished()?)));

@@ -94,7 +94,8 @@ fn damage_of_databases_is_named() {
         }
         // Values of a process: those that are not read any more may be cut off.
         let mut num_found = 0;
-        for file in files(&items).into_iter().filter(|file| file.to_string_lossy().contains("ocdbt.process_")) {
+        for file in files(&items).into_iter().filter(|file| file.to_string_lossy().contains("ocdbt.process_"))
+        {
             let contents = fs::read(&file).unwrap();
             for length in [0, contents.len() / 2] {
                 fs::write(&file, &contents[..length]).unwrap();

@@ -140,6 +140,36 @@ fn large_shards_are_read_in_slices() {
     assert!(checkpoint.verify().unwrap_err().is_corruption());
 }
 
+/// A prime number of elements cannot be divided into inner chunks. Such large boxes are decoded as streams.
+#[test]
+fn boxes_that_cannot_be_divided_are_streamed() {
+    const LENGTH: usize = 16_777_259;
+    let numbers: Vec<u32> = (0..LENGTH as u32).map(|index| index / 1000).collect();
+    let array = HostArray::from_slice(DType::U32, &[LENGTH], &numbers).unwrap();
+    for zarr3 in [true, false] {
+        let run = Run::new();
+        let format = StorageFormat { zarr3, ..StorageFormat::default() };
+        let mut manager = run.manager(ManagerOptions { format, ..synchronous() });
+        let entries = vec![Entry::new(vec!["w".into()], array.clone())];
+        manager.save(1, SaveRequest { entries, ..SaveRequest::default() }).unwrap();
+        let checkpoint = Checkpoint::open(manager.directory(), 1).unwrap();
+        assert!(checkpoint.read_all("w").unwrap() == array);
+        let ends = [0..2, 5_000_000..5_000_009, LENGTH - 3..LENGTH];
+        for range in ends {
+            let part = checkpoint.read("w", std::slice::from_ref(&range)).unwrap();
+            assert_eq!(part.as_slice::<u32>().unwrap(), &numbers[range]);
+        }
+        let directory = checkpoint.path().join("ocdbt.process_0/d");
+        let file = std::fs::read_dir(directory).unwrap().next().unwrap().unwrap().path();
+        let mut contents = std::fs::read(&file).unwrap();
+        let middle = contents.len() / 2;
+        contents[middle] ^= 1;
+        std::fs::write(&file, contents).unwrap();
+        let error = checkpoint.read_all("w").unwrap_err();
+        assert!(error.is_corruption() && error.to_string().contains("array `w`"), "{error}");
+    }
+}
+
 #[test]
 fn retention_keeps_the_newest() {
     let run = Run::new();
@@ -182,7 +212,18 @@ fn requests_that_cannot_be_stored_are_refused() {
         check(sharded(vec![vec![0..2], vec![2..5]]), "within");
         check(sharded(vec![]), "do not form a regular grid");
     }
-    for taken in ["step", "_METADATA", "d", "manifest.ocdbt", "ocdbt.process_0", "commit_success.txt", "", "..", "a/b", "exact"] {
+    for taken in [
+        "step",
+        "_METADATA",
+        "d",
+        "manifest.ocdbt",
+        "ocdbt.process_0",
+        "commit_success.txt",
+        "",
+        "..",
+        "a/b",
+        "exact",
+    ] {
         let mut request = request(1);
         request.extra_items.push(ExtraItem { item: taken.to_owned(), entries: vec![] });
         let error = manager.save(1, request).unwrap_err();

@@ -87,7 +87,8 @@ fn a_directory_with_the_name_of_another_step_is_refused() {
     let sandbox = sandbox(&[]);
     let checkpoints = sandbox.path("runs/run/checkpoints");
     fs::rename(checkpoints.join("7"), checkpoints.join("500")).unwrap();
-    let refusal = ["checkpoints/500` is named as step 500, but holds step 7", "hint: ", "rename this one to `7`"];
+    let refusal =
+        ["checkpoints/500` is named as step 500, but holds step 7", "hint: ", "rename this one to `7`"];
     sandbox.train("run", &[&KEYS[..], &["steps=600"]].concat()).failed(2, &refusal);
     let run = "load_parameters_path=runs/run";
     let decode = ["decode", run, "prompt=The", "max_target_length=12"];
@@ -106,15 +107,20 @@ fn a_run_goes_on_in_another_format() {
     assert!(!sandbox.path("runs/changed/checkpoints/1/items/manifest.ocdbt").exists());
     train("changed", &["steps=4", "checkpoint_storage_use_zarr3=false"]);
     assert!(sandbox.path("runs/changed/checkpoints/3/items/manifest.ocdbt").is_file());
-    train("changed", &["steps=6", "checkpoint_storage_use_ocdbt=false", "checkpoint_storage_use_zarr3=false"]);
+    train(
+        "changed",
+        &["steps=6", "checkpoint_storage_use_ocdbt=false", "checkpoint_storage_use_zarr3=false"],
+    );
     assert!(sandbox.path("runs/changed/checkpoints/5/items/step/.zarray").is_file());
     train("changed", &["steps=8", "checkpoint_storage_target_data_file_size_bytes=3000"]);
     let data = sandbox.path("runs/changed/checkpoints/7/items/ocdbt.process_0/d");
     assert!(fs::read_dir(data).unwrap().count() > 5);
     sandbox.assert_same_run("whole", "changed");
-    let verified = outcome(&mut std::process::Command::new(env!("CARGO_BIN_EXE_maxtext"))
-        .args(["checkpoint", "verify", "runs/changed"])
-        .current_dir(sandbox.path("")))
+    let verified = outcome(
+        &mut std::process::Command::new(env!("CARGO_BIN_EXE_maxtext"))
+            .args(["checkpoint", "verify", "runs/changed"])
+            .current_dir(sandbox.path("")),
+    )
     .succeeded();
     assert_eq!(verified.output.matches("every byte checked").count(), 5, "{}", verified.output);
 }

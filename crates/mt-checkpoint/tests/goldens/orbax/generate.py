@@ -21,7 +21,7 @@ LAYOUTS = ("zarr3_ocdbt", "zarr2_ocdbt", "save_pytree", "zarr3_four_smaller")
 def small_tree(number):
     generator = np.random.default_rng(number)
     arrays = {
-        "kernel": trees.random_array(generator, "float32", (40, 16)),
+        "kernel": trees.random_array(generator, "float32", (80, 32)),
         "half": trees.random_array(generator, "bfloat16", (7, 5)),
         "coarse": trees.random_array(generator, "float8_e4m3fn", (3, 5)),
         "nibbles": trees.random_array(generator, "int4", (9,)),

@@ -89,7 +89,8 @@ fn write(
 ) -> Result<String, Failure> {
     let failed = |error| Failure::run(format!("cannot write to `{}`: {error}", directory.display()));
     remove_unfinished(directory).map_err(failed)?;
-    fs::write(directory.join(UNFINISHED), "an import writes this directory, or was interrupted\n").map_err(failed)?;
+    fs::write(directory.join(UNFINISHED), "an import writes this directory, or was interrupted\n")
+        .map_err(failed)?;
     let group = &load.checkpoint;
     let format = StorageFormat {
         ocdbt: group.checkpoint_storage_use_ocdbt,
