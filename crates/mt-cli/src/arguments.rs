@@ -1,5 +1,6 @@
 //! The command line.
 
+mod checkpoint;
 mod distill;
 mod preference;
 
@@ -9,11 +10,16 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use mt_config::table;
 use mt_shape::DType;
 
+pub use checkpoint::Verify;
+
 use crate::{
     commands::{checkpoint::parse_bytes, estimate::parse_percent},
     failure::Failure,
 };
 
+use checkpoint::{
+    CHECKPOINT_DIFF, CHECKPOINT_DIFF_EXAMPLES, INSPECT, INSPECT_EXAMPLES, VERIFY, VERIFY_EXAMPLES,
+};
 use distill::{DISTILL, DISTILL_EXAMPLES};
 use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
 pub use preference::{Reward, RewardCommand, RewardScore};
@@ -325,47 +331,6 @@ Examples:
   maxtext checkpoint import --output imported load_parameters_path=models/llama
   maxtext checkpoint import --output imported scan_layers=false \\
       weight_dtype=bfloat16 load_parameters_path=models/llama";
-
-const INSPECT: &str = "\
-Lists the tensors of a checkpoint: names, types, shapes and sizes, with totals.
-
-The path names a Hugging Face directory, a safetensors or PyTorch file, a
-directory with `consolidated.*.pth`, a run, one of its checkpoints, or any Orbax
-checkpoint. Only headers are read.";
-
-const INSPECT_EXAMPLES: &str = "\
-Examples:
-  maxtext checkpoint inspect maxtext_output/first
-  maxtext checkpoint inspect maxtext_output/first/checkpoints/199 --json
-  maxtext checkpoint inspect models/llama/model-00001-of-00002.safetensors";
-
-const CHECKPOINT_DIFF: &str = "\
-Compares two checkpoints in any formats: missing tensors, shapes, element types,
-and with `--values` every number.
-
-The output lists 20 tensors per type of difference, and those whose values
-differ most; `--json` lists all. The last line is the verdict. The exit status
-is 0 even if they differ.";
-
-const CHECKPOINT_DIFF_EXAMPLES: &str = "\
-Examples:
-  maxtext checkpoint diff models/llama models/tuned
-  maxtext checkpoint diff --values maxtext_output/first/checkpoints/99 \\
-      maxtext_output/first/checkpoints/199";
-
-const VERIFY: &str = "\
-Reads every byte of a run's checkpoints, or of one checkpoint, and names each
-damaged file.
-
-Checkpoints of this program have a checksum of every byte. Those that Orbax or
-MaxText wrote have checksums of their structure, and arrays are decoded; weights
-in Hugging Face directories and PyTorch files have none, so only their structure
-is checked. The exit status is 1 if anything is damaged.";
-
-const VERIFY_EXAMPLES: &str = "\
-Examples:
-  maxtext checkpoint verify maxtext_output/first
-  maxtext checkpoint verify maxtext_output/first/checkpoints/199 --json";
 
 const PLUGIN_EXAMPLES: &str = "\
 Examples:
@@ -736,15 +701,6 @@ pub struct Import {
 pub struct Inspect {
     /// A Hugging Face directory, a file of weights, a run or one of its checkpoints
     #[arg(value_name = "PATH")]
-    pub path: PathBuf,
-    /// Write one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct Verify {
-    /// A run (all its checkpoints), one of them, any Orbax checkpoint, a Hugging Face directory or a file of weights
     pub path: PathBuf,
     /// Write one JSON object
     #[arg(long)]
