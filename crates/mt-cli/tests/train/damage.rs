@@ -41,7 +41,14 @@ fn every_command_takes_the_newest_undamaged_step_and_says_so() {
     check(sandbox.train("tuned", &["steps=2", "eval_interval=-1", run]));
     check(sandbox.train("further", &[&KEYS[..], &["load_full_state_path=runs/run"]].concat()));
     assert!(sandbox.metrics("further").training.keys().copied().eq(6..8));
-    let adapters = ["steps=1", "eval_interval=-1", "lora.enable_lora=true", "lora.lora_rank=2", run];
+    let adapters = [
+        "steps=1",
+        "eval_interval=-1",
+        "lora.enable_lora=true",
+        "lora.lora_rank=2",
+        "lora.lora_alpha=4",
+        run,
+    ];
     check(sandbox.train("adapted", &adapters));
 
     // A step that is named itself is not replaced by another.
