@@ -1,12 +1,14 @@
 //! The encoding of a chunk's bytes.
 
-use std::io::Read;
+use std::io::{self, Read};
 
 /// A codec from bytes to bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ByteCodec {
     Zstd {
         level: i32,
+        /// Whether frames end with a checksum of their contents. Readers learn it from the frame.
+        checksum: bool,
     },
     /// Appends the CRC-32C of the preceding bytes.
     Crc32c,
@@ -18,10 +20,14 @@ const CHECKSUM: usize = 4;
 const MISSING: u64 = u64::MAX;
 
 /// Applies the codecs in order.
-pub(crate) fn encode(codecs: &[ByteCodec], mut bytes: Vec<u8>) -> std::io::Result<Vec<u8>> {
+pub(crate) fn encode(codecs: &[ByteCodec], mut bytes: Vec<u8>) -> io::Result<Vec<u8>> {
     for codec in codecs {
         bytes = match codec {
-            ByteCodec::Zstd { level } => zstd::bulk::compress(&bytes, *level)?,
+            ByteCodec::Zstd { level, checksum } => {
+                let mut compressor = zstd::bulk::Compressor::new(*level)?;
+                compressor.include_checksum(*checksum)?;
+                compressor.compress(&bytes)?
+            }
             ByteCodec::Crc32c => {
                 let checksum = crc32c::crc32c(&bytes);
                 bytes.extend(checksum.to_le_bytes());
@@ -56,9 +62,63 @@ pub(crate) fn decode(codecs: &[ByteCodec], encoded: &[u8], decoded_size: usize) 
     Ok(bytes.into_owned())
 }
 
+/// Undoes the codecs of a stream, whose end must be read for checksums to be checked. Errors of the operating system have
+/// its error code; others are those of damaged data.
+pub(crate) fn decoder<'r>(
+    codecs: &[ByteCodec],
+    encoded: Box<dyn Read + 'r>,
+) -> io::Result<Box<dyn Read + 'r>> {
+    codecs.iter().rev().try_fold(encoded, |stream, codec| -> io::Result<Box<dyn Read + 'r>> {
+        Ok(match codec {
+            ByteCodec::Zstd { .. } => Box::new(zstd::stream::read::Decoder::new(stream)?),
+            ByteCodec::Crc32c => Box::new(CheckedStream::new(stream)),
+        })
+    })
+}
+
+/// A stream without the checksum at its end, which is checked there.
+struct CheckedStream<'r> {
+    inner: Box<dyn Read + 'r>,
+    checksum: u32,
+    /// The last bytes so far, which are the checksum if the stream ends.
+    held: Vec<u8>,
+}
+
+impl<'r> CheckedStream<'r> {
+    fn new(inner: Box<dyn Read + 'r>) -> Self {
+        Self { inner, checksum: 0, held: Vec::new() }
+    }
+}
+
+impl Read for CheckedStream<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        let mut bytes = std::mem::take(&mut self.held);
+        let wanted = (buffer.len() + CHECKSUM - bytes.len()) as u64;
+        self.inner.by_ref().take(wanted).read_to_end(&mut bytes)?;
+        let count = bytes.len().checked_sub(CHECKSUM);
+        let count = count.ok_or_else(|| io::Error::other("it is too short to have a checksum"))?;
+        self.held = bytes.split_off(count);
+        self.checksum = crc32c::crc32c_append(self.checksum, &bytes);
+        buffer[..count].copy_from_slice(&bytes);
+        if count == 0 {
+            let stored = u32::from_le_bytes(self.held[..].try_into().expect("a checksum is held"));
+            if stored != self.checksum {
+                return Err(io::Error::other(format!(
+                    "its checksum is {:08x}, not {stored:08x}",
+                    self.checksum
+                )));
+            }
+        }
+        Ok(count)
+    }
+}
+
 /// Returns at most one byte more than `decoded_size`. Memory for the whole result is reserved only if the frame itself
 /// states that size, because `decoded_size` comes from metadata, which may be damaged.
-fn decompress(frame: &[u8], decoded_size: usize) -> std::io::Result<Vec<u8>> {
+fn decompress(frame: &[u8], decoded_size: usize) -> io::Result<Vec<u8>> {
     let told = zstd::zstd_safe::get_frame_content_size(frame).ok().flatten();
     if told == Some(decoded_size as u64) {
         return zstd::bulk::decompress(frame, decoded_size);
@@ -119,7 +179,7 @@ fn without_checksum(bytes: &[u8]) -> Result<&[u8], String> {
 mod tests {
     use super::*;
 
-    const CODECS: [ByteCodec; 2] = [ByteCodec::Zstd { level: 1 }, ByteCodec::Crc32c];
+    const CODECS: [ByteCodec; 2] = [ByteCodec::Zstd { level: 1, checksum: false }, ByteCodec::Crc32c];
 
     #[test]
     fn encoded_chunks_decode_and_damage_is_noticed() {
@@ -137,9 +197,36 @@ mod tests {
     }
 
     #[test]
+    fn streams_decode_and_damage_is_noticed() {
+        let bytes: Vec<u8> = (0..200).cycle().take(3000).collect();
+        let orders: [&[ByteCodec]; 4] = [
+            &[],
+            &CODECS,
+            &[ByteCodec::Crc32c],
+            &[ByteCodec::Crc32c, ByteCodec::Zstd { level: 1, checksum: false }],
+        ];
+        for codecs in orders {
+            let encoded = encode(codecs, bytes.clone()).unwrap();
+            let read = |encoded: &[u8]| -> io::Result<Vec<u8>> {
+                let mut decoded = Vec::new();
+                let stream: Box<dyn Read + '_> = Box::new(io::Cursor::new(encoded));
+                decoder(codecs, stream)?.read_to_end(&mut decoded)?;
+                Ok(decoded)
+            };
+            assert_eq!(read(&encoded).unwrap(), bytes);
+            for position in (0..encoded.len()).filter(|_| !codecs.is_empty()) {
+                let mut damaged = encoded.clone();
+                damaged[position] ^= 4;
+                assert!(read(&damaged).is_err() || read(&damaged).unwrap() == bytes, "{codecs:?} {position}");
+                assert!(read(&encoded[..position]).is_err(), "{codecs:?} {position}");
+            }
+        }
+    }
+
+    #[test]
     fn sizes_come_from_the_frame_where_it_tells_them() {
         let bytes: Vec<u8> = (0..200).cycle().take(5000).collect();
-        let codecs = [ByteCodec::Zstd { level: 1 }];
+        let codecs = [ByteCodec::Zstd { level: 1, checksum: false }];
         let telling = encode(&codecs, bytes.clone()).unwrap();
         // Orbax's writer streams, and the size of a stream is unknown when it begins.
         let streamed = zstd::stream::encode_all(bytes.as_slice(), 1).unwrap();

@@ -2,19 +2,23 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Write},
-    path::Path,
+    io::{self, Read, Seek, SeekFrom, Write},
+    ops::Range,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
-use crate::error::{CheckpointError, Result};
+use crate::{
+    error::{CheckpointError, Result},
+    manifest::FileRecord,
+};
 
 /// A change about to be made to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DiskOperation {
     /// A directory is created.
     CreateDirectory,
-    /// A file is created and written.
+    /// A file is created and written, or more is written to its end.
     Write,
     /// A file or a directory is flushed to the disk.
     Sync,
@@ -61,6 +65,12 @@ impl Disk {
             Ok(file)
         })?;
         self.run(DiskOperation::Sync, "flush", path, || file.sync_all())
+    }
+
+    /// Creates an empty file to which pieces are appended.
+    pub fn appender(&self, path: PathBuf) -> Result<Appender<'_>> {
+        let file = self.run(DiskOperation::Write, "write", &path, || File::create_new(&path))?;
+        Ok(Appender { disk: self, path, file, record: FileRecord::default() })
     }
 
     /// Creates a file of a given size, to be filled later.
@@ -114,4 +124,42 @@ impl Disk {
         let permitted = self.hook.as_ref().map_or(Ok(()), |hook| hook(operation, path));
         permitted.and_then(|()| change()).map_err(|source| CheckpointError::io(action, path, source))
     }
+}
+
+/// A file that is written piece by piece.
+pub(crate) struct Appender<'d> {
+    disk: &'d Disk,
+    path: PathBuf,
+    file: File,
+    record: FileRecord,
+}
+
+impl Appender<'_> {
+    /// The bytes so far.
+    pub fn bytes(&self) -> u64 {
+        self.record.bytes
+    }
+
+    pub fn append(&mut self, piece: &[u8]) -> Result<()> {
+        let Self { disk, path, file, record } = self;
+        disk.run(DiskOperation::Write, "write", path, || file.write_all(piece))?;
+        record.add(piece);
+        Ok(())
+    }
+
+    /// Flushes the file and returns its record.
+    pub fn finish(self) -> Result<FileRecord> {
+        self.disk.sync_file(&self.path, &self.file)?;
+        Ok(self.record)
+    }
+}
+
+/// Reads a range of a file.
+pub(crate) fn read_range(path: &Path, range: Range<u64>) -> io::Result<Vec<u8>> {
+    let length = usize::try_from(range.end - range.start).map_err(io::Error::other)?;
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(range.start))?;
+    let mut bytes = vec![0; length];
+    file.read_exact(&mut bytes)?;
+    Ok(bytes)
 }

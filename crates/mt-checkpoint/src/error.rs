@@ -38,10 +38,10 @@ pub enum CheckpointError {
     NoSuchStep { directory: PathBuf, step: u64, available: Vec<u64> },
 
     #[error(
-        "`{path}` is an OCDBT checkpoint, which cannot be read\nhint: save it with `use_ocdbt` false",
+        "`{path}` is named as step {named}, but holds step {recorded}\nhint: a checkpoint's directory has the name of its step; rename this one to `{recorded}`, or to a name that is not a number",
         path = path.display()
     )]
-    Ocdbt { path: PathBuf },
+    OtherStep { path: PathBuf, named: u64, recorded: u64 },
 
     #[error("`{path}` cannot be read: {feature} is not supported", path = path.display())]
     Unsupported { path: PathBuf, feature: String },
@@ -61,7 +61,7 @@ pub enum CheckpointError {
     UnreadableTensor { file: PathBuf, name: String, dtype: String },
 
     #[error(
-        "`{directory}` already holds weights: `{file}`\nhint: choose another directory, or request their replacement",
+        "`{directory}` already holds weights: `{file}`\nhint: choose another directory, or remove the weights",
         directory = directory.display()
     )]
     WeightsExist { directory: PathBuf, file: String },
@@ -97,6 +97,13 @@ pub enum CheckpointError {
     #[error("cannot {action} `{path}`: {source}{}", io_hint(source), path = path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 
+    #[error(
+        "cannot {action} `{path}`: {source}\nhint: free some space{}; the checkpoints before step {step} are intact",
+        if *keeps_several { ", or keep fewer checkpoints (`max_num_checkpoints_to_keep`)" } else { "" },
+        path = path.display()
+    )]
+    DiskFull { action: &'static str, path: PathBuf, step: u64, keeps_several: bool, source: io::Error },
+
     #[error("step {step} is already saved in `{directory}`", directory = directory.display())]
     StepExists { directory: PathBuf, step: u64 },
 
@@ -125,7 +132,7 @@ impl CheckpointError {
                 | Self::Unwritable { .. }
                 | Self::NotACheckpoint { .. }
                 | Self::NoSuchStep { .. }
-                | Self::Ocdbt { .. }
+                | Self::OtherStep { .. }
                 | Self::Unsupported { .. }
                 | Self::Mismatch(_)
                 | Self::BadWeights { .. }
@@ -138,6 +145,16 @@ impl CheckpointError {
     /// Whether the files of one step are damaged, so that an older step may still be good.
     pub fn is_corruption(&self) -> bool {
         matches!(self, Self::Corrupt { .. })
+    }
+
+    /// The error of a save that keeps, or does not keep, several checkpoints.
+    pub(crate) fn of_save(self, step: u64, keeps_several: bool) -> Self {
+        match self {
+            Self::Io { action, path, source } if is_full(&source) => {
+                Self::DiskFull { action, path, step, keeps_several, source }
+            }
+            other => other,
+        }
     }
 
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
@@ -154,12 +171,11 @@ impl CheckpointError {
 }
 
 fn io_hint(source: &io::Error) -> &'static str {
-    match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "\nhint: free some space or keep fewer checkpoints (`max_num_checkpoints_to_keep`); the checkpoints before this one are intact"
-        }
-        _ => "",
-    }
+    if is_full(source) { "\nhint: free some space" } else { "" }
+}
+
+fn is_full(source: &io::Error) -> bool {
+    matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn available_steps(steps: &[u64]) -> String {

@@ -73,8 +73,8 @@ impl StepFiles {
         self.manifest.as_ref()?.files.get(name.as_ref()).copied()
     }
 
-    /// Reads a JSON file, checked against the manifest if there is one.
-    pub fn json(&self, path: &Path) -> Result<Json> {
+    /// Reads a whole file, checked against the manifest if there is one.
+    pub fn contents(&self, path: &Path) -> Result<Vec<u8>> {
         let contents = fs::read(path).map_err(|source| self.failed_read(path, source))?;
         if self.manifest.is_some() {
             self.record(path)
@@ -82,6 +82,12 @@ impl StepFiles {
                 .and_then(|record| record.check(FileRecord::of(&[&contents])))
                 .map_err(|reason| self.corrupt(path, reason))?;
         }
+        Ok(contents)
+    }
+
+    /// Reads a JSON file, checked against the manifest if there is one.
+    pub fn json(&self, path: &Path) -> Result<Json> {
+        let contents = self.contents(path)?;
         serde_json::from_slice(&contents)
             .map_err(|error| self.corrupt(path, format!("it is not JSON: {error}")))
     }

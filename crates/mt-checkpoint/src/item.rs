@@ -2,27 +2,25 @@
 
 use std::{
     collections::HashMap,
-    fs::{self, File},
-    io::{self, Read, Seek, SeekFrom},
     ops::Range,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
 };
 
 use mt_shape::{DType, HostArray};
 
 use crate::{
-    codec::{self, ShardIndex},
-    compare::{Comparison, ExpectedArray},
+    chunks::ChunkReader,
+    compare::{Comparison, ExpectedArray, StoredType},
     error::{CheckpointError, Result},
     files::StepFiles,
     keys::{KeySegment, entry_name},
+    locate,
     metadata::{Empty, Kind, TREE_FILE, TreeMetadata},
-    region::{self, Region},
-    zarr::{ArrayLayout, LayoutError},
+    ocdbt::Database,
+    region,
+    store::Store,
+    zarr::{ArrayLayout, LayoutError, ZARR_FILE, ZARR2_FILE},
 };
 
 /// A leaf of the stored tree.
@@ -42,7 +40,7 @@ pub enum StoredValue {
         dims: Vec<usize>,
     },
     Empty(Empty),
-    /// A value of a type that this crate does not read, such as `string`.
+    /// A value of a type that this crate does not read, such as `string`, or an array of such elements, `complex64`.
     Other(String),
 }
 
@@ -51,20 +49,21 @@ pub enum StoredValue {
 pub struct CheckpointItem {
     files: Arc<StepFiles>,
     directory: PathBuf,
+    store: Store,
     entries: Vec<StoredEntry>,
     layouts: HashMap<String, ArrayLayout>,
     stores_every_chunk: bool,
     threads: usize,
 }
 
-/// Limit on the number of chunks of an array whose zero chunks are not stored, because the files do not reveal it.
-const MOST_SPARSE_CHUNKS: usize = 1 << 20;
-
 impl CheckpointItem {
     pub(crate) fn open(files: Arc<StepFiles>, directory: PathBuf, threads: usize) -> Result<Self> {
+        // Until the tree's description says otherwise, its arrays are files.
+        let store = Store::Files(directory.clone());
         let mut item = Self {
             files,
             directory,
+            store,
             entries: Vec::new(),
             layouts: HashMap::new(),
             stores_every_chunk: true,
@@ -87,6 +86,14 @@ impl CheckpointItem {
         &self.directory
     }
 
+    /// The directory that holds an array's chunks, or the database with all arrays.
+    pub fn place(&self, name: &str) -> PathBuf {
+        match &self.store {
+            Store::Files(directory) => directory.join(name),
+            Store::Database(database) => database.directory().to_owned(),
+        }
+    }
+
     /// The leaves of the tree in the stored order.
     pub fn entries(&self) -> &[StoredEntry] {
         &self.entries
@@ -102,9 +109,13 @@ impl CheckpointItem {
 
     /// Compares the arrays with what a run expects.
     pub fn compare(&self, expected: &[ExpectedArray]) -> Comparison {
-        let stored = self.entries.iter().filter_map(|entry| match &entry.value {
-            StoredValue::Array { dtype, dims } => Some((entry.name.as_str(), *dtype, dims.as_slice())),
-            _ => None,
+        let stored = self.entries.iter().filter_map(|entry| {
+            let stored = match &entry.value {
+                StoredValue::Array { dtype, dims } => StoredType::Array(*dtype, dims),
+                StoredValue::Other(kind) => StoredType::Other(kind),
+                StoredValue::Empty(_) => return None,
+            };
+            Some((entry.name.as_str(), stored))
         });
         Comparison::new(self.directory.clone(), stored, expected)
     }
@@ -115,7 +126,7 @@ impl CheckpointItem {
     /// As for [`Self::read`].
     pub fn read_all(&self, name: &str) -> Result<HostArray> {
         let layout = self.layout(name)?;
-        self.read_region(name, layout, &region::whole(&layout.dims))
+        self.reader(name, layout).read(&region::whole(&layout.dims))
     }
 
     /// Reads a region of an array. Only the chunks that intersect it are read and checked.
@@ -131,17 +142,17 @@ impl CheckpointItem {
             let (ranges, dims) = (ranges.to_vec(), dims.clone());
             return Err(CheckpointError::OutOfBounds { name: name.to_owned(), ranges, dims });
         }
-        self.read_region(name, layout, ranges)
+        self.reader(name, layout).read(ranges)
     }
 
-    /// Reads and decodes every chunk.
-    pub(crate) fn decode_all(&self) -> Result<()> {
-        for (name, layout) in &self.layouts {
-            let whole = region::whole(&layout.dims);
-            for (_, cell) in self.cells(name, layout, &whole)? {
-                if let Some(inside) = region::overlap(&cell, &whole) {
-                    self.read_region(name, layout, &inside)?;
-                }
+    /// Reads and decodes every chunk of an array; other leaves have none.
+    pub(crate) fn decode(&self, name: &str) -> Result<()> {
+        let Some((name, layout)) = self.layouts.get_key_value(name) else { return Ok(()) };
+        let whole = region::whole(&layout.dims);
+        let reader = self.reader(name, layout);
+        for (_, cell) in reader.cells(&whole)? {
+            if let Some(inside) = region::overlap(&cell, &whole) {
+                reader.read(&inside)?;
             }
         }
         Ok(())
@@ -152,8 +163,8 @@ impl CheckpointItem {
         let path = items.join(TREE_FILE);
         let tree = TreeMetadata::from_json(&self.files.json(&path)?)
             .map_err(|reason| self.files.corrupt(&path, reason))?;
-        if tree.ocdbt {
-            return Err(CheckpointError::Ocdbt { path: items });
+        if tree.ocdbt || locate::is_ocdbt(&items) {
+            self.store = Store::Database(Database::open(&self.files, &items)?);
         }
         self.stores_every_chunk = tree.stores_every_chunk;
         for (key, kind) in tree.entries {
@@ -161,28 +172,28 @@ impl CheckpointItem {
             let value = match kind {
                 Kind::Empty(empty) => StoredValue::Empty(empty),
                 Kind::Other(name) => StoredValue::Other(name),
-                Kind::Array => {
-                    let path = items.join(&name).join(if tree.zarr3 { "zarr.json" } else { ".zarray" });
-                    let json = self.files.json(&path)?;
-                    let layout = if tree.zarr3 {
-                        ArrayLayout::from_zarr3(&json)
-                    } else {
-                        ArrayLayout::from_zarr2(&json)
-                    };
-                    let layout = layout.map_err(|error| match error {
-                        LayoutError::Malformed(reason) => self.files.corrupt(&path, reason),
-                        LayoutError::Unsupported(feature) => {
-                            CheckpointError::Unsupported { path: path.clone(), feature }
-                        }
-                    })?;
-                    let value = StoredValue::Array { dtype: layout.dtype, dims: layout.dims.clone() };
-                    self.layouts.insert(name.clone(), layout);
-                    value
-                }
+                Kind::Array => self.load_layout(&name, tree.zarr3)?,
             };
             self.entries.push(StoredEntry { key, name, value });
         }
         Ok(())
+    }
+
+    fn load_layout(&mut self, name: &str, zarr3: bool) -> Result<StoredValue> {
+        let key = format!("{name}/{}", if zarr3 { ZARR_FILE } else { ZARR2_FILE });
+        let json = self.store.json(&self.files, &key)?;
+        let layout = if zarr3 { ArrayLayout::from_zarr3(&json) } else { ArrayLayout::from_zarr2(&json) };
+        let path = self.directory.join(&key);
+        match layout {
+            Ok(layout) => {
+                let value = StoredValue::Array { dtype: layout.dtype, dims: layout.dims.clone() };
+                self.layouts.insert(name.to_owned(), layout);
+                Ok(value)
+            }
+            Err(LayoutError::UnknownType(name)) => Ok(StoredValue::Other(name)),
+            Err(LayoutError::Malformed(reason)) => Err(self.files.corrupt(&path, reason)),
+            Err(LayoutError::Unsupported(feature)) => Err(CheckpointError::Unsupported { path, feature }),
+        }
     }
 
     fn layout(&self, name: &str) -> Result<&ArrayLayout> {
@@ -192,191 +203,15 @@ impl CheckpointItem {
         })
     }
 
-    /// The chunks that intersect a region. Damaged dimensions must not produce an endless list.
-    fn cells(
-        &self,
-        name: &str,
-        layout: &ArrayLayout,
-        wanted: &[Range<usize>],
-    ) -> Result<Vec<(Vec<usize>, Region)>> {
-        if region::num_elements(wanted) == 0 {
-            return Ok(Vec::new());
+    fn reader<'r>(&'r self, name: &'r str, layout: &'r ArrayLayout) -> ChunkReader<'r> {
+        ChunkReader {
+            files: &self.files,
+            store: &self.store,
+            directory: &self.directory,
+            name,
+            layout,
+            stores_every_chunk: self.stores_every_chunk,
+            threads: self.threads,
         }
-        let last: Vec<usize> =
-            wanted.iter().zip(&layout.chunk_dims).map(|(range, dim)| (range.end - 1) / dim).collect();
-        if self.stores_every_chunk {
-            let path = self.directory.join(name).join(layout.keys.file(&last));
-            fs::metadata(&path).map_err(|source| self.files.failed_read(&path, source))?;
-        } else {
-            let num_chunks =
-                last.iter().fold(1_usize, |count, index| count.saturating_mul(index.saturating_add(1)));
-            if num_chunks > MOST_SPARSE_CHUNKS {
-                return Err(self.implausible(name, layout));
-            }
-        }
-        Ok(region::cells_meeting(wanted, &layout.chunk_dims))
     }
-
-    fn implausible(&self, name: &str, layout: &ArrayLayout) -> CheckpointError {
-        let ArrayLayout { dims, chunk_dims, .. } = layout;
-        self.files.corrupt(
-            &self.directory.join(name),
-            format!("dimensions {dims:?} in chunks of {chunk_dims:?} are implausible"),
-        )
-    }
-
-    fn read_region(&self, name: &str, layout: &ArrayLayout, wanted: &[Range<usize>]) -> Result<HostArray> {
-        let directory = self.directory.join(name);
-        let cells = self.cells(name, layout, wanted)?;
-        let chunks = parallel(self.threads, &cells, |(position, cell)| {
-            self.stored_chunks(layout, directory.join(layout.keys.file(position)), cell, wanted)
-        })?;
-        let chunks: Vec<StoredChunk> = chunks.into_iter().flatten().collect();
-        let dims = region::lengths(wanted);
-        let element_size = layout.dtype.byte_size();
-        if !self.stores_every_chunk {
-            // No stored data confirms the size of an array of zeros.
-            let num_bytes = region::num_elements(wanted) * element_size;
-            Vec::<u8>::new().try_reserve_exact(num_bytes).map_err(|_| self.implausible(name, layout))?;
-        }
-        // Allocated when the first box is decoded: then dimensions and files are known to agree, and damaged metadata
-        // has not requested more memory than the files can fill.
-        let target = OnceLock::new();
-        let zeros = || Mutex::new(HostArray::zeros(layout.dtype, &dims));
-        let decoded_size = layout.encoded_dims().iter().product::<usize>() * element_size;
-        parallel(self.threads, &chunks, |chunk| {
-            let encoded = chunk.read().map_err(|source| self.files.failed_read(&chunk.path, source))?;
-            let bytes = codec::decode(&layout.codecs, &encoded, decoded_size)
-                .map_err(|reason| self.files.corrupt(&chunk.path, reason))?;
-            if let Some(common) = region::overlap(&chunk.region, wanted) {
-                let mut target = target.get_or_init(zeros).lock().unwrap_or_else(PoisonError::into_inner);
-                region::copy(&bytes, &chunk.region, target.bytes_mut(), wanted, &common, element_size);
-            }
-            Ok(())
-        })?;
-        let target = target.into_inner().unwrap_or_else(zeros);
-        Ok(target.into_inner().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// The separately encoded boxes of a chunk's file that intersect the wanted region.
-    fn stored_chunks(
-        &self,
-        layout: &ArrayLayout,
-        path: PathBuf,
-        cell: &Region,
-        wanted: &[Range<usize>],
-    ) -> Result<Vec<StoredChunk>> {
-        let size = match fs::metadata(&path) {
-            Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound && !self.stores_every_chunk => {
-                return Ok(vec![]);
-            }
-            Err(source) => return Err(self.files.failed_read(&path, source)),
-        };
-        let Some(shard) = &layout.shard else {
-            return Ok(vec![StoredChunk { path, bytes: 0..size, region: cell.clone() }]);
-        };
-        let counts: Vec<usize> =
-            layout.chunk_dims.iter().zip(&shard.inner_dims).map(|(chunk, inner)| chunk / inner).collect();
-        let index_size = ShardIndex::encoded_size(counts.iter().product(), shard.index_checksum) as u64;
-        if size < index_size {
-            return Err(self
-                .files
-                .corrupt(&path, format!("its {size} bytes are too few for its index of {index_size}")));
-        }
-        let index_start = if shard.index_at_end { size - index_size } else { 0 };
-        let index = read_bytes(&path, index_start..index_start + index_size)
-            .map_err(|source| self.files.failed_read(&path, source))?;
-        let index = ShardIndex::decode(&index, shard.index_checksum)
-            .map_err(|reason| self.files.corrupt(&path, reason))?;
-        let mut chunks = Vec::new();
-        for (position, entry) in region::grid(&counts).zip(index.entries) {
-            let inner: Region = position
-                .iter()
-                .zip(&shard.inner_dims)
-                .zip(cell)
-                .map(|((index, dim), range)| range.start + index * dim..range.start + (index + 1) * dim)
-                .collect();
-            if region::overlap(&inner, wanted).is_none() {
-                continue;
-            }
-            match entry {
-                Some((start, length)) if start.checked_add(length).is_some_and(|end| end <= size) => {
-                    chunks.push(StoredChunk {
-                        path: path.clone(),
-                        bytes: start..start + length,
-                        region: inner,
-                    });
-                }
-                Some(_) => return Err(self.files.corrupt(&path, "its index points beyond its end")),
-                None if self.stores_every_chunk => {
-                    return Err(self.files.corrupt(&path, "one of its chunks is missing"));
-                }
-                None => {}
-            }
-        }
-        Ok(chunks)
-    }
-}
-
-/// A range of a file that holds one encoded box of an array.
-struct StoredChunk {
-    path: PathBuf,
-    bytes: Range<u64>,
-    region: Region,
-}
-
-impl StoredChunk {
-    fn read(&self) -> io::Result<Vec<u8>> {
-        read_bytes(&self.path, self.bytes.clone())
-    }
-}
-
-fn read_bytes(path: &Path, range: Range<u64>) -> io::Result<Vec<u8>> {
-    let length = usize::try_from(range.end - range.start).map_err(io::Error::other)?;
-    let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(range.start))?;
-    let mut bytes = vec![0; length];
-    file.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Applies `work` to every input on several threads; results are in the order of the inputs. Returns the first failure
-/// in that order.
-pub(crate) fn parallel<T: Sync, R: Send>(
-    threads: usize,
-    inputs: &[T],
-    work: impl Fn(&T) -> Result<R> + Sync,
-) -> Result<Vec<R>> {
-    let threads = threads.min(inputs.len());
-    if threads <= 1 {
-        return inputs.iter().map(work).collect();
-    }
-    let next = AtomicUsize::new(0);
-    let run = || {
-        let mut results = Vec::new();
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(input) = inputs.get(index) else { return results };
-            let result = work(input);
-            if result.is_err() {
-                // After a failure, later inputs would be read in vain.
-                next.store(inputs.len(), Ordering::Relaxed);
-            }
-            results.push((index, result));
-        }
-    };
-    let mut results = std::thread::scope(|scope| {
-        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
-        let mut results = run();
-        for helper in helpers {
-            match helper.join() {
-                Ok(more) => results.extend(more),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        results
-    });
-    results.sort_unstable_by_key(|(index, _)| *index);
-    results.into_iter().map(|(_, result)| result).collect()
 }

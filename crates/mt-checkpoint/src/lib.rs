@@ -1,5 +1,5 @@
-//! Checkpoints on disk. Runs are stored in Orbax's layout, so Orbax and MaxText can read them, and this crate reads theirs
-//! (plain Zarr arrays; OCDBT databases are rejected with a message). Weights are read from and written to Hugging Face
+//! Checkpoints on disk. Runs are stored in Orbax's layout, so Orbax and MaxText can read them, and this crate reads theirs:
+//! versions 2 and 3 of Zarr, in OCDBT databases or in plain directories ([`StorageFormat`]). Weights are read from and written to Hugging Face
 //! directories ([`WeightsDirectory`], [`WeightsWriter`]), and read from PyTorch files ([`TorchFile`],
 //! [`TorchCheckpoint`]). [`WeightsSource`] lists and compares all of them.
 //!
@@ -15,16 +15,20 @@
 //! {step}/commit_success.txt
 //! {step}/_MAXTEXT_MANIFEST         size and CRC-32C of every other file; ours, Orbax ignores it
 //! {step}/items/_METADATA           the tree: names, key paths, kinds of values
-//! {step}/items/{name}/zarr.json    shape, element type, chunks and codecs of an array
-//! {step}/items/{name}/c/0/1        one chunk, which is one shard of the array
+//! {step}/items/manifest.ocdbt      the database of arrays: the location of its root
+//! {step}/items/d/...               its tree: keys, small values and the locations of large ones
+//! {step}/items/ocdbt.process_0/d/  its large values, which are chunks of arrays
 //! {step}/items/{item}/...          further arrays in the same layout, which Orbax ignores
 //! {step}/iter/process_0-of-1.json  JSON items, such as the data iterator's state
 //! ```
 //!
-//! Each chunk also holds the CRC-32C of its inner chunks, which every read checks.
+//! The values of an array are its description, `{name}/zarr.json`, and its chunks, such as `{name}/c/0/1`: its shards, or
+//! parts of them. Without a database they are files with these names. Each chunk also holds the CRC-32C of its inner
+//! chunks, which every read checks.
 
 #![forbid(unsafe_code)]
 
+mod chunks;
 mod codec;
 mod compare;
 mod describe;
@@ -39,11 +43,15 @@ mod lock;
 mod manager;
 mod manifest;
 mod metadata;
+mod ocdbt;
+mod plan;
 mod read;
 mod region;
 mod safetensors;
 mod save;
+mod store;
 mod torch;
+mod values;
 mod weights;
 mod zarr;
 
@@ -66,3 +74,4 @@ pub use safetensors::{TensorSpec, WeightsDirectory, WeightsOptions, WeightsWrite
 pub use save::{ArraySource, CommitGate, Entry, ExtraItem, JsonItem, SaveRequest, Value, WholeArray};
 pub use torch::{TorchCheckpoint, TorchFile};
 pub use weights::{ElementType, TensorInfo};
+pub use zarr::StorageFormat;

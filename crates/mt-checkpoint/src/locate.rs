@@ -3,24 +3,25 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use crate::{
     error::{CheckpointError, Result},
     metadata::{STATE_ITEM, STEP_FILE, TREE_FILE},
+    ocdbt::MANIFEST_FILE,
     read::Checkpoint,
 };
 
-/// Items that hold a state or weights, in search order: ours and MaxText's, that of multi-tier checkpointing, and that
-/// of post-training.
-const ITEMS: [&str; 3] = [STATE_ITEM, "state", "model_params"];
-const OCDBT_FILE: &str = "manifest.ocdbt";
+/// Items that hold a state or weights, in search order: ours and MaxText's, that of multi-tier checkpointing and of Orbax's
+/// `save_pytree`, that of its earlier versions, and that of post-training.
+const ITEMS: [&str; 4] = [STATE_ITEM, "state", "pytree", "model_params"];
 
 /// A step that was skipped because it is damaged.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SkippedStep {
     pub step: u64,
-    pub reason: CheckpointError,
+    pub reason: Arc<CheckpointError>,
 }
 
 /// The newest usable step.
@@ -33,12 +34,28 @@ pub struct Latest<T> {
     pub skipped: Vec<SkippedStep>,
 }
 
+/// The number of times that the steps are listed again because a run deleted those that were about to be read.
+const MOST_LISTINGS: usize = 50;
+
 /// The complete steps of a checkpoints directory, oldest first: subdirectories whose whole name is a number. A missing
 /// directory has none.
 ///
 /// # Errors
 /// The directory cannot be listed.
 pub fn complete_steps(checkpoints: &Path) -> Result<Vec<u64>> {
+    // A list that is read while a step is renamed into the directory and another one away may have neither.
+    const LISTINGS: usize = 5;
+    for _ in 1..LISTINGS {
+        let steps = listed_steps(checkpoints)?;
+        if !steps.is_empty() || !checkpoints.is_dir() {
+            return Ok(steps);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    listed_steps(checkpoints)
+}
+
+fn listed_steps(checkpoints: &Path) -> Result<Vec<u64>> {
     let failed = |source| CheckpointError::io("list", checkpoints, source);
     let entries = match fs::read_dir(checkpoints) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -76,35 +93,64 @@ pub fn checkpoints_directory(path: &Path) -> Result<Option<PathBuf>> {
 
 /// Tries the steps of a checkpoints directory, newest first, until one is undamaged. `None` if there are no steps.
 ///
+/// A running job may delete a step while it is read; the steps are then listed again, because a newer one exists.
+///
 /// # Errors
 /// Every step is damaged, or an attempt failed for another reason.
 pub fn latest_valid<T>(
     checkpoints: &Path,
     mut attempt: impl FnMut(&Checkpoint) -> Result<T>,
 ) -> Result<Option<Latest<T>>> {
-    let mut skipped = Vec::new();
-    for step in complete_steps(checkpoints)?.into_iter().rev() {
-        match Checkpoint::open(checkpoints, step).and_then(|checkpoint| attempt(&checkpoint)) {
-            Ok(value) => return Ok(Some(Latest { step, value, skipped })),
-            Err(reason) if reason.is_corruption() => skipped.push(SkippedStep { step, reason }),
-            Err(error) => return Err(error),
-        }
-    }
-    if skipped.is_empty() {
-        return Ok(None);
-    }
-    Err(CheckpointError::NothingValid { directory: checkpoints.to_owned(), skipped })
+    newest(checkpoints, |checkpoint| attempt(&checkpoint))
 }
 
-/// Opens the newest step with undamaged files.
+/// Opens the newest step with undamaged files. The checkpoint knows the skipped steps.
 ///
 /// # Errors
 /// As for [`latest_valid`].
 pub fn open_latest(checkpoints: &Path) -> Result<Option<Latest<Checkpoint>>> {
-    let latest = latest_valid(checkpoints, Checkpoint::verify)?;
-    let Some(Latest { step, skipped, .. }) = latest else { return Ok(None) };
-    let value = Checkpoint::open(checkpoints, step)?;
-    Ok(Some(Latest { step, value, skipped }))
+    let latest = newest(checkpoints, |checkpoint| {
+        checkpoint.verify()?;
+        Ok(checkpoint)
+    })?;
+    Ok(latest.map(Latest::telling))
+}
+
+/// As [`latest_valid`], for an attempt that keeps the checkpoint.
+pub(crate) fn newest<T>(
+    checkpoints: &Path,
+    mut attempt: impl FnMut(Checkpoint) -> Result<T>,
+) -> Result<Option<Latest<T>>> {
+    let mut listings = 0;
+    'listing: loop {
+        listings += 1;
+        let mut skipped = Vec::new();
+        for step in complete_steps(checkpoints)?.into_iter().rev() {
+            let reason = match Checkpoint::open(checkpoints, step).and_then(&mut attempt) {
+                Ok(value) => return Ok(Some(Latest { step, value, skipped })),
+                Err(reason) => reason,
+            };
+            if !checkpoints.join(step.to_string()).exists() && listings < MOST_LISTINGS {
+                continue 'listing;
+            }
+            if !reason.is_corruption() {
+                return Err(reason);
+            }
+            skipped.push(SkippedStep { step, reason: Arc::new(reason) });
+        }
+        if skipped.is_empty() {
+            return Ok(None);
+        }
+        return Err(CheckpointError::NothingValid { directory: checkpoints.to_owned(), skipped });
+    }
+}
+
+impl Latest<Checkpoint> {
+    /// Tells the checkpoint about the skipped steps.
+    pub(crate) fn telling(mut self) -> Self {
+        self.value.set_skipped(self.skipped.clone());
+        self
+    }
 }
 
 /// The directories of one checkpoint.
@@ -115,6 +161,8 @@ pub(crate) struct Location {
     pub step_directory: Option<PathBuf>,
     /// Holds `_METADATA` and the arrays.
     pub items: PathBuf,
+    /// Whether the path names an item, so that it does not matter how the step's directory is named.
+    pub is_of_item: bool,
 }
 
 impl Location {
@@ -126,7 +174,9 @@ impl Location {
         }
         let directory = checkpoints.join(step.to_string());
         match item_in(&directory) {
-            Some(items) => Ok(Self { step: Some(step), step_directory: Some(directory), items }),
+            Some(items) => {
+                Ok(Self { step: Some(step), step_directory: Some(directory), items, is_of_item: false })
+            }
             None => {
                 let path = directory.join(STATE_ITEM).join(TREE_FILE);
                 Err(CheckpointError::Corrupt { step: Some(step), path, reason: "it is missing".to_owned() })
@@ -134,7 +184,7 @@ impl Location {
         }
     }
 
-    /// A run, checkpoints, step or items directory.
+    /// A step or items directory.
     pub fn of_path(path: &Path) -> Result<Self> {
         let none = |reason: &str| CheckpointError::NotACheckpoint {
             path: path.to_owned(),
@@ -153,25 +203,22 @@ impl Location {
                 step,
                 step_directory: step_directory.map(Path::to_owned),
                 items: path.clone(),
+                is_of_item: true,
             });
         }
         if let Some(items) = item_in(path) {
-            return Ok(Self { step: step_of(path), step_directory: Some(path.clone()), items });
+            let (step, step_directory) = (step_of(path), Some(path.clone()));
+            return Ok(Self { step, step_directory, items, is_of_item: false });
         }
         if path.join(STEP_FILE).is_file() {
             return Err(none(&format!("it has no item `{STATE_ITEM}`")));
-        }
-        if let Some(checkpoints) = checkpoints_directory(path)?
-            && let Some(&step) = complete_steps(&checkpoints)?.last()
-        {
-            return Self::of_step(&checkpoints, step);
         }
         Err(none("it holds no complete step"))
     }
 }
 
 fn is_item(directory: &Path) -> bool {
-    directory.join(TREE_FILE).is_file() || directory.join(OCDBT_FILE).is_file()
+    directory.join(TREE_FILE).is_file() || directory.join(MANIFEST_FILE).is_file()
 }
 
 fn item_in(step_directory: &Path) -> Option<PathBuf> {
@@ -179,7 +226,7 @@ fn item_in(step_directory: &Path) -> Option<PathBuf> {
 }
 
 pub(crate) fn is_ocdbt(items: &Path) -> bool {
-    items.join(OCDBT_FILE).is_file()
+    items.join(MANIFEST_FILE).is_file()
 }
 
 /// The step number in a directory's name. Only the plain decimal form counts.

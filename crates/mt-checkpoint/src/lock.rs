@@ -11,8 +11,6 @@ use crate::{
     error::{CheckpointError, Result},
 };
 
-const LOCK_FILE: &str = ".maxtext.lock";
-
 /// Exclusive use of a run's directory, until it is dropped or the process ends for any reason.
 ///
 /// A lock that is [provisional](RunLock::provisional) removes a directory that it created when it is dropped, so that a
@@ -28,6 +26,9 @@ pub struct RunLock {
 }
 
 impl RunLock {
+    /// The file in the run's directory that is locked.
+    pub const FILE: &str = ".maxtext.lock";
+
     /// Creates the directory if it is missing, and locks it.
     ///
     /// # Errors
@@ -39,7 +40,7 @@ impl RunLock {
             remove(&created);
             return Err(CheckpointError::preparing(directory, source));
         }
-        let path = directory.join(LOCK_FILE);
+        let path = directory.join(Self::FILE);
         let unwritable = |source| CheckpointError::preparing(directory, source);
         let mut file = OpenOptions::new()
             .read(true)
@@ -83,7 +84,7 @@ impl RunLock {
 
     fn holds_nothing_else(&self) -> bool {
         std::fs::read_dir(&self.directory).is_ok_and(|entries| {
-            entries.into_iter().all(|entry| entry.is_ok_and(|entry| entry.file_name() == LOCK_FILE))
+            entries.into_iter().all(|entry| entry.is_ok_and(|entry| entry.file_name() == Self::FILE))
         })
     }
 

@@ -16,7 +16,9 @@ use crate::{
     locate,
     lock::RunLock,
     metadata::{self, STATE_ITEM, SUCCESS_FILE, TEMPORARY_SUFFIX},
-    save::{self, CommitGate, JsonItem, PlannedItem, SaveRequest, StepWriter},
+    plan::{self, PlannedItem},
+    save::{CommitGate, JsonItem, SaveRequest, StepWriter},
+    zarr::StorageFormat,
 };
 
 /// Options for saving and keeping checkpoints.
@@ -28,6 +30,8 @@ pub struct ManagerOptions {
     pub asynchronous: bool,
     /// Threads that compress and write arrays.
     pub threads: usize,
+    /// The format of saved arrays. Steps of one run may have different formats.
+    pub format: StorageFormat,
     /// Called before each disk change, for fault tests.
     pub disk_hook: Option<DiskHook>,
 }
@@ -35,7 +39,13 @@ pub struct ManagerOptions {
 impl Default for ManagerOptions {
     fn default() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { max_to_keep: None, asynchronous: true, threads: processors.min(4), disk_hook: None }
+        Self {
+            max_to_keep: None,
+            asynchronous: true,
+            threads: processors.min(4),
+            format: StorageFormat::default(),
+            disk_hook: None,
+        }
     }
 }
 
@@ -134,10 +144,10 @@ impl CheckpointManager {
                 });
             }
         }
-        let mut planned = save::plan(entries, extra_items)?;
+        let mut planned = plan::plan(entries, extra_items, &self.options.format)?;
         let started = Instant::now();
         if fetch_first {
-            save::fetch_all(step, &mut planned)?;
+            plan::fetch_all(step, &mut planned)?;
         }
         let job = Job {
             disk: self.disk.clone(),
@@ -145,6 +155,7 @@ impl CheckpointManager {
             destination,
             step,
             threads: self.options.threads.max(1),
+            format: self.options.format,
             max_to_keep: self.options.max_to_keep,
             cancelled: Arc::clone(&self.cancelled),
             started,
@@ -210,6 +221,7 @@ struct Job {
     destination: PathBuf,
     step: u64,
     threads: usize,
+    format: StorageFormat,
     max_to_keep: Option<usize>,
     cancelled: Arc<AtomicBool>,
     started: Instant,
@@ -234,6 +246,7 @@ impl Job {
                 temporary: &temporary,
                 destination: &self.destination,
                 threads: self.threads,
+                format: &self.format,
                 cancelled: &self.cancelled,
             };
             let written = writer.write(items, json, custom_metadata)?;
@@ -245,9 +258,11 @@ impl Job {
             self.disk.rename(&temporary, &self.destination)?;
             Ok(written.bytes)
         };
-        let bytes = commit().inspect_err(|_| {
+        let bytes = commit().map_err(|error| {
             // The first error is reported. The next run removes leftovers that cannot be removed now.
             let _ = std::fs::remove_dir_all(&temporary);
+            let has_others = locate::complete_steps(&self.directory).is_ok_and(|steps| steps.len() > 1);
+            error.of_save(self.step, has_others && self.max_to_keep != Some(1))
         })?;
         self.disk.sync_directory(&self.directory)?;
         let duration = self.started.elapsed();

@@ -11,7 +11,7 @@ pub(crate) const MANIFEST_FILE: &str = "_MAXTEXT_MANIFEST";
 /// Key of the step's custom metadata that records the existence of a manifest, so that its loss is noticed.
 pub(crate) const MANIFEST_MARK: &str = "maxtext_manifest";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileRecord {
     pub bytes: u64,
     pub crc32c: u32,
@@ -19,9 +19,15 @@ pub(crate) struct FileRecord {
 
 impl FileRecord {
     pub fn of(pieces: &[&[u8]]) -> Self {
-        let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
-        let crc32c = pieces.iter().fold(0, |crc, piece| crc32c::crc32c_append(crc, piece));
-        Self { bytes, crc32c }
+        let mut record = Self::default();
+        pieces.iter().for_each(|piece| record.add(piece));
+        record
+    }
+
+    /// Extends the record by bytes at the file's end.
+    pub fn add(&mut self, piece: &[u8]) {
+        self.bytes += piece.len() as u64;
+        self.crc32c = crc32c::crc32c_append(self.crc32c, piece);
     }
 
     /// Describes the mismatch between the record and the contents found, if there is one.

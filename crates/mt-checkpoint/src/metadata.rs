@@ -12,6 +12,9 @@ pub(crate) const STATE_ITEM: &str = "items";
 /// Orbax ignores directories whose names contain this.
 pub(crate) const TEMPORARY_SUFFIX: &str = ".orbax-checkpoint-tmp";
 
+/// Key of the step's custom metadata that records the step, so that a renamed or copied directory is noticed.
+pub(crate) const STEP_MARK: &str = "maxtext_step";
+
 /// Arrays are declared as NumPy's. Orbax restores these on any machine, and into `jax.Array`s on request, which MaxText
 /// makes. Arrays declared as `jax.Array` restore without arguments only where a device of the recorded name exists.
 const ARRAY_TYPE: &str = "np.ndarray";

@@ -5,12 +5,13 @@ use std::{fs, io, ops::Deref, path::Path, sync::Arc};
 use serde_json::{Map, Value as Json};
 
 use crate::{
+    chunks::parallel,
     error::{CheckpointError, Result},
     files::StepFiles,
-    item::{CheckpointItem, parallel},
-    locate::{self, Location},
+    item::CheckpointItem,
+    locate::{self, Location, SkippedStep},
     manifest::{MANIFEST_FILE, MANIFEST_MARK},
-    metadata::{self, STEP_FILE, TREE_FILE},
+    metadata::{self, STEP_FILE, STEP_MARK, SUCCESS_FILE, TREE_FILE},
 };
 
 /// An open checkpoint. It dereferences to its state, the arrays of the item `items`.
@@ -19,6 +20,7 @@ pub struct Checkpoint {
     files: Arc<StepFiles>,
     custom_metadata: Map<String, Json>,
     state: CheckpointItem,
+    skipped: Vec<SkippedStep>,
 }
 
 impl Deref for Checkpoint {
@@ -39,13 +41,27 @@ impl Checkpoint {
         Self::at(Location::of_step(checkpoints, step)?)
     }
 
-    /// Opens a checkpoint by any of its directories: a run or its checkpoints directory (the newest step), a step, or a
-    /// step's items.
+    /// Opens a checkpoint by any of its directories: a run or its checkpoints directory, a step, or a step's items. The
+    /// first two mean the newest step that [`Self::open`] accepts; [`Self::skipped`] lists newer ones that are damaged.
     ///
     /// # Errors
     /// The path is not a checkpoint, or as [`Self::open`].
     pub fn open_path(path: &Path) -> Result<Self> {
+        if let Some(checkpoints) = locate::checkpoints_directory(path)?
+            && let Some(latest) = locate::newest(&checkpoints, Ok)?
+        {
+            return Ok(latest.telling().value);
+        }
         Self::at(Location::of_path(path)?)
+    }
+
+    /// Damaged steps of the run that are newer than this one, newest first, if the checkpoint was opened by its run.
+    pub fn skipped(&self) -> &[SkippedStep] {
+        &self.skipped
+    }
+
+    pub(crate) fn set_skipped(&mut self, skipped: Vec<SkippedStep>) {
+        self.skipped = skipped;
     }
 
     /// The number of reading threads; by default the number of processors.
@@ -140,48 +156,121 @@ impl Checkpoint {
     /// # Errors
     /// A file is damaged.
     pub fn verify(&self) -> Result<()> {
+        self.damages(true)?.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// As [`Self::verify`], for all damages: one for each file with a manifest, one for each array without.
+    ///
+    /// # Errors
+    /// A file cannot be read for a reason other than damage.
+    pub fn find_damages(&self) -> Result<Vec<CheckpointError>> {
+        self.damages(false)
+    }
+
+    /// The bytes that [`Self::verify`] reads: of all files if there is a manifest, otherwise of the arrays' files.
+    ///
+    /// # Errors
+    /// A directory cannot be listed.
+    pub fn num_bytes(&self) -> Result<u64> {
+        if self.has_manifest() {
+            return Ok(self.files.recorded().iter().map(|(_, record)| record.bytes).sum());
+        }
+        bytes_below(self.state.path())
+    }
+
+    fn damages(&self, only_first: bool) -> Result<Vec<CheckpointError>> {
+        let mut damages = Vec::new();
         if self.has_manifest() {
             let recorded = self.files.recorded();
-            parallel(self.state.threads(), &recorded, |(path, record)| {
-                self.files.check_contents(path, *record)
-            })?;
-            return Ok(());
+            let results = parallel(self.state.threads(), &recorded, |(path, record)| {
+                match self.files.check_contents(path, *record) {
+                    Err(error) if error.is_corruption() && !only_first => Ok(Some(error)),
+                    result => result.map(|()| None),
+                }
+            });
+            match results {
+                Ok(results) => damages.extend(results.into_iter().flatten()),
+                Err(error) if error.is_corruption() => damages.push(error),
+                Err(error) => return Err(error),
+            }
+            return Ok(damages);
         }
-        self.state.decode_all()?;
+        let mut decode = |item: &CheckpointItem| -> Result<()> {
+            for entry in item.entries() {
+                match item.decode(&entry.name) {
+                    Err(error) if error.is_corruption() => damages.push(error),
+                    result => result?,
+                }
+                if only_first && !damages.is_empty() {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        decode(&self.state)?;
         for name in self.item_names()? {
             if let Some(item) = self.item(&name)? {
-                item.decode_all()?;
+                decode(&item)?;
             }
         }
-        Ok(())
+        Ok(damages)
     }
 
     fn at(location: Location) -> Result<Self> {
-        let Location { step, step_directory, items } = location;
-        if locate::is_ocdbt(&items) {
-            return Err(CheckpointError::Ocdbt { path: items });
+        let Location { step, step_directory, items, is_of_item } = location;
+        let mut files = StepFiles::open(step, step_directory)?;
+        let (custom_metadata, recorded) = load_custom_metadata(&files)?;
+        if let Some((named, recorded)) =
+            files.step.zip(recorded).filter(|(named, recorded)| named != recorded)
+        {
+            if !is_of_item {
+                let path = files.step_directory.unwrap_or(items);
+                return Err(CheckpointError::OtherStep { path, named, recorded });
+            }
+            files.step = Some(recorded);
         }
-        let files = Arc::new(StepFiles::open(step, step_directory)?);
-        let custom_metadata = load_custom_metadata(&files)?;
         files.check_sizes()?;
+        let files = Arc::new(files);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let state = CheckpointItem::open(Arc::clone(&files), items, threads)?;
-        Ok(Self { files, custom_metadata, state })
+        Ok(Self { files, custom_metadata, state, skipped: Vec::new() })
     }
 }
 
-fn load_custom_metadata(files: &StepFiles) -> Result<Map<String, Json>> {
-    let Some(step_directory) = &files.step_directory else { return Ok(Map::new()) };
+/// The custom metadata of a step, and the step that it records.
+fn load_custom_metadata(files: &StepFiles) -> Result<(Map<String, Json>, Option<u64>)> {
+    let nothing = || Ok((Map::new(), None));
+    let Some(step_directory) = &files.step_directory else { return nothing() };
     let path = step_directory.join(STEP_FILE);
     // Orbax itself loads checkpoints that lack this file.
     if files.manifest.is_none() && !path.exists() {
-        return Ok(Map::new());
+        return nothing();
     }
     let Json::Object(mut custom) = files.json(&path)?["custom_metadata"].take() else {
-        return Ok(Map::new());
+        return nothing();
     };
-    if custom.remove(MANIFEST_MARK).is_some() && files.manifest.is_none() {
+    let is_ours = custom.remove(MANIFEST_MARK).is_some();
+    if is_ours && files.manifest.is_none() {
         return Err(files.corrupt(&step_directory.join(MANIFEST_FILE), "it is missing"));
     }
-    Ok(custom)
+    let recorded = custom.remove(STEP_MARK).as_ref().and_then(Json::as_u64);
+    let recorded = recorded.or_else(|| step_of_success(step_directory)).filter(|_| is_ours);
+    Ok((custom, recorded))
+}
+
+/// The step to which a checkpoint of an earlier version of this program was committed.
+fn step_of_success(step_directory: &Path) -> Option<u64> {
+    let text = fs::read_to_string(step_directory.join(SUCCESS_FILE)).ok()?;
+    Path::new(&text).file_name()?.to_str()?.parse().ok()
+}
+
+fn bytes_below(directory: &Path) -> Result<u64> {
+    let failed = |source| CheckpointError::io("list", directory, source);
+    let mut bytes = 0;
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let metadata = entry.metadata().map_err(failed)?;
+        bytes += if metadata.is_dir() { bytes_below(&entry.path())? } else { metadata.len() };
+    }
+    Ok(bytes)
 }

@@ -63,6 +63,32 @@ pub(crate) fn cells_meeting(region: &[Range<usize>], cell: &[usize]) -> Vec<(Vec
         .collect()
 }
 
+/// The consecutive pieces of a dense box, in the order of its elements, each with at most `most` elements where axes can
+/// be divided so.
+pub(crate) fn pieces(region: &[Range<usize>], most: usize) -> impl Iterator<Item = Region> + use<> {
+    let counts = lengths(region);
+    // Axes after `axis` are whole in each piece, those before it have one position.
+    let inner_size = |axis: usize| counts[axis + 1..].iter().product::<usize>();
+    let axis = (0..counts.len()).find(|axis| inner_size(*axis) <= most).unwrap_or(0);
+    let rows = if counts.is_empty() { 1 } else { (most / inner_size(axis).max(1)).max(1) };
+    let region = region.to_vec();
+    let outer: Vec<usize> = counts.iter().take(axis).copied().collect();
+    let along = counts.get(axis).copied().unwrap_or(1);
+    grid(&outer).flat_map(move |position| {
+        let region = region.clone();
+        (0..along).step_by(rows).map(move |start| {
+            let mut piece = region.clone();
+            for (range, index) in piece.iter_mut().zip(&position) {
+                *range = range.start + index..range.start + index + 1;
+            }
+            if let Some(range) = piece.get_mut(axis) {
+                *range = range.start + start..range.start + along.min(start + rows);
+            }
+            piece
+        })
+    })
+}
+
 /// Copies `common` from a dense array that covers `source_region` to one that covers `target_region`.
 /// `common` must lie within both.
 pub(crate) fn copy(
@@ -118,6 +144,33 @@ mod tests {
     fn a_grid_without_axes_has_one_cell() {
         assert_eq!(grid(&[]).collect::<Vec<_>>(), [Vec::<usize>::new()]);
         assert_eq!(cells_meeting(&[], &[]), [(vec![], vec![])]);
+    }
+
+    #[test]
+    fn pieces_follow_the_order_of_elements() {
+        for (dims, most) in [
+            (vec![], 1),
+            (vec![5], 2),
+            (vec![3, 4], 1),
+            (vec![3, 4], 4),
+            (vec![3, 4], 9),
+            (vec![2, 3, 4], 5),
+            (vec![1, 1, 7], 3),
+        ] {
+            let region: Region = dims.iter().map(|dim| 10..10 + dim).collect();
+            let mut next = 0;
+            for piece in pieces(&region, most) {
+                assert!(num_elements(&piece) <= most, "{dims:?} {most}: {piece:?}");
+                for position in grid(&lengths(&piece)) {
+                    let place = position.iter().zip(&piece).zip(&dims);
+                    let flat =
+                        place.fold(0, |flat, ((offset, range), dim)| flat * dim + range.start - 10 + offset);
+                    assert_eq!(flat, next, "{dims:?} {most}: {piece:?}");
+                    next += 1;
+                }
+            }
+            assert_eq!(next, num_elements(&region));
+        }
     }
 
     proptest! {

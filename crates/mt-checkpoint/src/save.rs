@@ -1,10 +1,12 @@
 //! Writing one step.
 
 use std::{
-    collections::{BTreeMap, HashSet, btree_map},
+    collections::{BTreeMap, btree_map},
+    io,
+    ops::Range,
     path::Path,
     sync::{
-        Mutex,
+        Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{SystemTime, UNIX_EPOCH},
@@ -17,13 +19,17 @@ use crate::{
     codec::{self, ShardIndex},
     disk::Disk,
     error::{CheckpointError, Result, SourceError},
-    keys::{KeySegment, entry_name},
+    keys::KeySegment,
     manifest::{FileRecord, MANIFEST_FILE, MANIFEST_MARK, Manifest},
     metadata::{
-        self, Empty, Kind, STATE_ITEM, STEP_FILE, SUCCESS_FILE, TEMPORARY_SUFFIX, TREE_FILE, TreeMetadata,
+        self, Empty, STATE_ITEM, STEP_FILE, STEP_MARK, SUCCESS_FILE, TEMPORARY_SUFFIX, TREE_FILE,
+        TreeMetadata,
     },
+    ocdbt::DatabaseWriter,
+    plan::{self, Planned, PlannedArray, PlannedItem},
     region::{self, Region},
-    zarr::ArrayLayout,
+    values::{ValueWriter, WrittenValues},
+    zarr::{ArrayLayout, StorageFormat},
 };
 
 /// An array that is fetched one shard at a time, so the host holds at most one shard per writing thread. The array
@@ -148,159 +154,6 @@ pub(crate) struct Written {
     pub bytes: u64,
 }
 
-/// An entry with its path on disk.
-pub(crate) struct Planned {
-    key: Vec<KeySegment>,
-    name: String,
-    value: Option<PlannedArray>,
-    kind: Kind,
-}
-
-struct PlannedArray {
-    source: Box<dyn ArraySource>,
-    layout: ArrayLayout,
-    /// Regions of the shards with their file names.
-    shards: Vec<(Region, String)>,
-}
-
-/// A tree of arrays with paths on disk.
-pub(crate) struct PlannedItem {
-    /// The directory inside the state's; `None` for the state itself.
-    name: Option<String>,
-    entries: Vec<Planned>,
-}
-
-/// Chooses the path of each entry; the state comes first.
-///
-/// # Errors
-/// Names collide or are invalid file names, or an array's shards do not form a regular grid.
-pub(crate) fn plan(entries: Vec<Entry>, extra_items: Vec<ExtraItem>) -> Result<Vec<PlannedItem>> {
-    let state = plan_entries(entries)?;
-    let mut taken: HashSet<String> = state.iter().map(|entry| entry.name.clone()).collect();
-    taken.extend([TREE_FILE, SUCCESS_FILE].map(str::to_owned));
-    let mut items = vec![PlannedItem { name: None, entries: state }];
-    for ExtraItem { item, entries } in extra_items {
-        if !metadata::is_plain(&item) || !taken.insert(item.clone()) {
-            let reason = "the item's name is not free".to_owned();
-            return Err(CheckpointError::InvalidEntry { name: item, reason });
-        }
-        items.push(PlannedItem { name: Some(item), entries: plan_entries(entries)? });
-    }
-    Ok(items)
-}
-
-fn plan_entries(entries: Vec<Entry>) -> Result<Vec<Planned>> {
-    let mut names = HashSet::new();
-    let mut planned = Vec::with_capacity(entries.len());
-    for Entry { key, value } in entries {
-        let name = entry_name(&key);
-        let invalid =
-            |reason: &str| CheckpointError::InvalidEntry { name: name.clone(), reason: reason.to_owned() };
-        if !metadata::is_plain(&name) {
-            return Err(invalid("its name cannot be the name of a directory"));
-        }
-        if !names.insert(name.clone()) {
-            return Err(invalid("another entry has the same name"));
-        }
-        let (value, kind) = match value {
-            Value::Empty(empty) => (None, Kind::Empty(empty)),
-            Value::Array(source) => {
-                let (layout, shards) = layout(source.as_ref()).map_err(invalid)?;
-                (Some(PlannedArray { source, layout, shards }), Kind::Array)
-            }
-        };
-        planned.push(Planned { key, name, value, kind });
-    }
-    Ok(planned)
-}
-
-fn layout(source: &dyn ArraySource) -> Result<(ArrayLayout, Vec<(Region, String)>), &'static str> {
-    const NO_GRID: &str = "its shards do not form a regular grid";
-    let (dims, shards) = (source.dims(), source.shards());
-    if dims.contains(&0) {
-        return Err("it has no elements");
-    }
-    let within = |region: &Region| {
-        region.len() == dims.len()
-            && region.iter().zip(dims).all(|(range, &dim)| range.start < range.end && range.end <= dim)
-    };
-    if !shards.iter().all(within) {
-        return Err("a shard does not lie within the array");
-    }
-    let shard_dims: Vec<usize> =
-        (0..dims.len()).map(|axis| shards.iter().map(|shard| shard[axis].len()).max().unwrap_or(0)).collect();
-    let layout = ArrayLayout::for_shards(source.dtype(), dims, &shard_dims);
-    if shard_dims.contains(&0) {
-        return Err(NO_GRID);
-    }
-    let num_cells: usize = dims.iter().zip(&shard_dims).map(|(dim, shard)| dim.div_ceil(*shard)).product();
-    let mut files = Vec::with_capacity(shards.len());
-    let mut seen = HashSet::new();
-    for shard in shards {
-        let cell: Vec<usize> = shard.iter().zip(&shard_dims).map(|(range, dim)| range.start / dim).collect();
-        let exact = (0..dims.len()).all(|axis| {
-            let start = cell[axis] * shard_dims[axis];
-            shard[axis] == (start..dims[axis].min(start + shard_dims[axis]))
-        });
-        if !exact {
-            return Err(NO_GRID);
-        }
-        let file = layout.keys.file(&cell);
-        if !seen.insert(cell) {
-            return Err("two of its shards are the same");
-        }
-        files.push((shard, file));
-    }
-    if files.len() == num_cells { Ok((layout, files)) } else { Err(NO_GRID) }
-}
-
-/// Fetches all shards now.
-pub(crate) fn fetch_all(step: u64, items: &mut [PlannedItem]) -> Result<()> {
-    struct Fetched {
-        dtype: DType,
-        dims: Vec<usize>,
-        shards: Vec<Option<HostArray>>,
-        regions: Vec<Region>,
-    }
-    impl ArraySource for Fetched {
-        fn dtype(&self) -> DType {
-            self.dtype
-        }
-        fn dims(&self) -> &[usize] {
-            &self.dims
-        }
-        fn shards(&self) -> Vec<Region> {
-            self.regions.clone()
-        }
-        fn fetch(&mut self, shard: usize) -> Result<HostArray, SourceError> {
-            self.shards[shard].take().ok_or_else(|| "the shard was fetched before".into())
-        }
-    }
-    for entry in items.iter_mut().flat_map(|item| &mut item.entries) {
-        let Some(array) = &mut entry.value else { continue };
-        let mut shards = Vec::with_capacity(array.shards.len());
-        for index in 0..array.shards.len() {
-            shards.push(Some(fetch(step, &entry.name, array, index)?));
-        }
-        let (dtype, dims) = (array.layout.dtype, array.layout.dims.clone());
-        let regions = array.shards.iter().map(|shard| shard.0.clone()).collect();
-        array.source = Box::new(Fetched { dtype, dims, shards, regions });
-    }
-    Ok(())
-}
-
-fn fetch(step: u64, name: &str, array: &mut PlannedArray, index: usize) -> Result<HostArray> {
-    let failed = |source| CheckpointError::Fetch { step, name: name.to_owned(), source };
-    let host = array.source.fetch(index).map_err(failed)?;
-    let expected = region::lengths(&array.shards[index].0);
-    if host.dtype() != array.layout.dtype || host.dims() != expected {
-        return Err(failed(
-            format!("shard {index} is {host:?}, not `{}{expected:?}`", array.layout.dtype).into(),
-        ));
-    }
-    Ok(host)
-}
-
 /// The inputs for writing one step.
 pub(crate) struct StepWriter<'w> {
     pub disk: &'w Disk,
@@ -310,6 +163,7 @@ pub(crate) struct StepWriter<'w> {
     /// The directory's name after the commit.
     pub destination: &'w Path,
     pub threads: usize,
+    pub format: &'w StorageFormat,
     pub cancelled: &'w AtomicBool,
 }
 
@@ -352,6 +206,7 @@ impl StepWriter<'_> {
 
         let mut custom = custom_metadata.clone();
         custom.insert(MANIFEST_MARK.to_owned(), Manifest::VERSION.into());
+        custom.insert(STEP_MARK.to_owned(), self.step.into());
         let metadata = metadata::step_metadata(started, nanoseconds(), &custom);
         for (name, contents) in [(STEP_FILE, metadata.to_string()), (SUCCESS_FILE, success)] {
             let record = self.write_file(&self.temporary.join(name), &[contents.as_bytes()])?;
@@ -375,11 +230,16 @@ impl StepWriter<'_> {
         self.disk.create_directory(directory)?;
         let tree = TreeMetadata {
             entries: entries.iter().map(|entry| (entry.key.clone(), entry.kind.clone())).collect(),
-            ocdbt: false,
-            zarr3: true,
+            ocdbt: self.format.ocdbt,
+            zarr3: self.format.zarr3,
             stores_every_chunk: true,
         };
-        let mut files = self.write_arrays(directory, entries)?;
+        let WrittenValues { mut files, values } = self.write_arrays(directory, entries)?;
+        if self.format.ocdbt {
+            // The tree refers to data files, so it is written after them.
+            let database = DatabaseWriter { disk: self.disk, directory, now: nanoseconds() };
+            files.extend(database.write(values)?);
+        }
         for (name, contents) in [(TREE_FILE, tree.to_json().to_string().as_str()), (SUCCESS_FILE, success)] {
             let record = self.write_file(&directory.join(name), &[contents.as_bytes()])?;
             files.insert(name.to_owned(), record);
@@ -387,22 +247,22 @@ impl StepWriter<'_> {
         Ok(files)
     }
 
-    fn write_arrays(&self, items: &Path, entries: Vec<Planned>) -> Result<BTreeMap<String, FileRecord>> {
+    fn write_arrays(&self, items: &Path, entries: Vec<Planned>) -> Result<WrittenValues> {
         let queue = Mutex::new(entries.into_iter());
-        let files = Mutex::new(BTreeMap::new());
         let failed = AtomicBool::new(false);
-        let work = || -> Result<()> {
-            while !failed.load(Ordering::Relaxed) {
-                let next = queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
-                let Some(entry) = next else { break };
-                if let Some(array) = entry.value {
-                    let mut records = self
-                        .write_array(items, &entry.name, array)
-                        .inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
-                    files.lock().unwrap_or_else(std::sync::PoisonError::into_inner).append(&mut records);
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || -> Result<WrittenValues> {
+            let mut writer = ValueWriter::new(self.disk, items, self.format);
+            let mut write = || {
+                while let Some(entry) = next().filter(|_| !failed.load(Ordering::Relaxed)) {
+                    if let Some(array) = entry.value {
+                        self.write_array(&mut writer, &entry.name, array)?;
+                    }
                 }
-            }
-            Ok(())
+                Ok(())
+            };
+            write().inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
+            writer.finish()
         };
         std::thread::scope(|scope| {
             let helpers: Vec<_> = (1..self.threads).map(|_| scope.spawn(work)).collect();
@@ -412,77 +272,80 @@ impl StepWriter<'_> {
                 .map(|helper| {
                     helper.join().unwrap_or(Err(CheckpointError::WriterPanicked { step: self.step }))
                 })
-                .fold(own, Result::and)
-        })?;
-        Ok(files.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
+                .fold(own, |all, more| {
+                    let mut all = all?;
+                    all.append(more?);
+                    Ok(all)
+                })
+        })
     }
 
-    fn write_array(
-        &self,
-        items: &Path,
-        name: &str,
-        mut array: PlannedArray,
-    ) -> Result<BTreeMap<String, FileRecord>> {
-        let directory = items.join(name);
-        let mut records = BTreeMap::new();
-        self.disk.create_directory(&directory)?;
+    fn write_array(&self, writer: &mut ValueWriter<'_>, name: &str, mut array: PlannedArray) -> Result<()> {
         let json = array.layout.to_json().to_string();
-        let record = self.write_file(&directory.join("zarr.json"), &[json.as_bytes()])?;
-        records.insert(format!("{name}/zarr.json"), record);
+        writer.put(format!("{name}/{}", array.layout.keys.metadata_file()), [Ok(json.into_bytes())])?;
         for index in 0..array.shards.len() {
-            let host = fetch(self.step, name, &mut array, index)?;
-            let (region, file) = &array.shards[index];
-            let path = directory.join(file);
-            let pieces = encode_shard(&array.layout, &host, region)
-                .map_err(|source| CheckpointError::io("compress", &path, source))?;
-            drop(host);
-            self.disk.create_directory(path.parent().unwrap_or(&directory))?;
-            let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
-            records.insert(format!("{name}/{file}"), self.write_file(&path, &pieces)?);
+            let host = plan::fetch(self.step, name, &mut array, index)?;
+            let (layout, region) = (&array.layout, &array.shards[index]);
+            for (position, cell) in region::cells_meeting(region, &layout.chunk_dims) {
+                let pieces = encode_chunk(layout, &host, region, cell).map(|piece| {
+                    self.check_cancelled()?;
+                    piece.map_err(|source| CheckpointError::io("compress", self.temporary, source))
+                });
+                writer.put(format!("{name}/{}", layout.keys.file(&position)), pieces)?;
+            }
         }
-        Ok(records)
+        Ok(())
     }
 
     fn write_file(&self, path: &Path, pieces: &[&[u8]]) -> Result<FileRecord> {
-        if self.cancelled.load(Ordering::Relaxed) {
-            return Err(CheckpointError::Cancelled { step: self.step });
-        }
+        self.check_cancelled()?;
         self.disk.write(path, pieces)?;
         Ok(FileRecord::of(pieces))
     }
+
+    fn check_cancelled(&self) -> Result<()> {
+        match self.cancelled.load(Ordering::Relaxed) {
+            true => Err(CheckpointError::Cancelled { step: self.step }),
+            false => Ok(()),
+        }
+    }
 }
 
-/// The inner chunks of a shard followed by its index.
-fn encode_shard(layout: &ArrayLayout, host: &HostArray, region: &Region) -> std::io::Result<Vec<Vec<u8>>> {
+/// The encoded boxes of a chunk and, if it has an index, the index. One box is in memory at a time.
+fn encode_chunk(
+    layout: &ArrayLayout,
+    host: &HostArray,
+    region: &[Range<usize>],
+    cell: Region,
+) -> impl Iterator<Item = io::Result<Vec<u8>>> {
     let inner_dims = layout.encoded_dims();
     let element_size = layout.dtype.byte_size();
-    // A shard at the end of an axis may be smaller than the others; the rest of its box is padding.
-    let full: Region =
-        region.iter().zip(&layout.chunk_dims).map(|(range, dim)| range.start..range.start + dim).collect();
     let counts: Vec<usize> =
         layout.chunk_dims.iter().zip(inner_dims).map(|(chunk, inner)| chunk / inner).collect();
-    let mut pieces = Vec::new();
-    let mut entries = Vec::new();
+    let mut index = layout.shard.as_ref().map(|_| ShardIndex { entries: Vec::new() });
+    let mut positions = region::grid(&counts);
     let mut offset = 0;
-    for position in region::grid(&counts) {
+    std::iter::from_fn(move || {
+        let Some(position) = positions.next() else { return Some(Ok(index.take()?.encode())) };
         let inner: Region = position
             .iter()
             .zip(inner_dims)
-            .zip(&full)
+            .zip(&cell)
             .map(|((index, dim), range)| range.start + index * dim..range.start + (index + 1) * dim)
             .collect();
+        // A chunk at the end of an axis may extend beyond the array; the rest of its box is padding.
         let mut bytes = vec![0; region::num_elements(&inner) * element_size];
         if let Some(common) = region::overlap(&inner, region) {
             region::copy(host.bytes(), region, &mut bytes, &inner, &common, element_size);
         }
-        let encoded = codec::encode(&layout.codecs, bytes)?;
-        let length = encoded.len() as u64;
-        entries.push(Some((offset, length)));
-        offset += length;
-        pieces.push(encoded);
-    }
-    pieces.push(ShardIndex { entries }.encode());
-    Ok(pieces)
+        let encoded = codec::encode(&layout.codecs, bytes);
+        if let (Some(index), Ok(encoded)) = (&mut index, &encoded) {
+            let length = encoded.len() as u64;
+            index.entries.push(Some((offset, length)));
+            offset += length;
+        }
+        Some(encoded)
+    })
 }
 
 fn nanoseconds() -> u64 {

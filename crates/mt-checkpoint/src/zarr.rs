@@ -35,7 +35,39 @@ pub(crate) enum ChunkKeys {
     V2 { separator: char },
 }
 
+/// The metadata file of a version 3 array.
+pub(crate) const ZARR_FILE: &str = "zarr.json";
+/// The metadata file of a version 2 array.
+pub(crate) const ZARR2_FILE: &str = ".zarray";
+
+/// How saved arrays are stored. Readers detect it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StorageFormat {
+    /// Whether an OCDBT database holds all arrays, as opposed to a directory for each array.
+    pub ocdbt: bool,
+    /// Whether arrays are stored in version 3 of Zarr, as opposed to version 2.
+    pub zarr3: bool,
+    /// A data file of a database ends with the value that brings it to this size, and chunks are not larger; 0 for no
+    /// limit.
+    pub target_file_bytes: u64,
+}
+
+impl Default for StorageFormat {
+    /// MaxText's.
+    fn default() -> Self {
+        Self { ocdbt: true, zarr3: true, target_file_bytes: 2 << 30 }
+    }
+}
+
 impl ChunkKeys {
+    /// The name of the array's metadata beside its chunks.
+    pub fn metadata_file(self) -> &'static str {
+        match self {
+            Self::Default { .. } => ZARR_FILE,
+            Self::V2 { .. } => ZARR2_FILE,
+        }
+    }
+
     pub fn file(self, position: &[usize]) -> String {
         let numbers = position.iter().map(usize::to_string);
         match self {
@@ -57,16 +89,28 @@ const INNER_BYTES_LEAST: usize = 256 << 10;
 const ZSTD_LEVEL: i32 = 1;
 
 impl ArrayLayout {
-    /// The layout of written arrays: one file per shard, in inner chunks with a checksum each.
-    pub fn for_shards(dtype: DType, dims: &[usize], shard_dims: &[usize]) -> Self {
-        let inner_dims = inner_dims(shard_dims, dtype.byte_size());
+    /// The layout of written arrays. A chunk is a shard, or a part of it if shards are larger than data files may be or
+    /// have no inner chunks. Every box of elements that is encoded has a checksum.
+    pub fn for_shards(dtype: DType, dims: &[usize], shard_dims: &[usize], format: &StorageFormat) -> Self {
+        let size = dtype.byte_size();
+        let limit = usize::try_from(format.target_file_bytes).ok().filter(|limit| *limit > 0);
+        let limit = limit.unwrap_or(usize::MAX);
+        let (dims, keys) = (dims.to_vec(), ChunkKeys::V2 { separator: '.' });
+        if !format.zarr3 {
+            let chunk_dims = divided(shard_dims, size, INNER_BYTES.min(limit), INNER_BYTES_LEAST.min(limit));
+            // Version 2 has no codec for checksums, but frames of zstd may contain one.
+            let codecs = vec![ByteCodec::Zstd { level: ZSTD_LEVEL, checksum: true }];
+            return Self { dtype, dims, chunk_dims, keys, shard: None, codecs };
+        }
+        let chunk_dims = divided(shard_dims, size, limit, 1);
+        let inner_dims = divided(&chunk_dims, size, INNER_BYTES, INNER_BYTES_LEAST);
         Self {
             dtype,
-            dims: dims.to_vec(),
-            chunk_dims: shard_dims.to_vec(),
+            dims,
+            chunk_dims,
             keys: ChunkKeys::Default { separator: '/' },
             shard: Some(Shard { inner_dims, index_at_end: true, index_checksum: true }),
-            codecs: vec![ByteCodec::Zstd { level: ZSTD_LEVEL }, ByteCodec::Crc32c],
+            codecs: vec![ByteCodec::Zstd { level: ZSTD_LEVEL, checksum: false }, ByteCodec::Crc32c],
         }
     }
 
@@ -75,8 +119,29 @@ impl ArrayLayout {
         self.shard.as_ref().map_or(&self.chunk_dims, |shard| &shard.inner_dims)
     }
 
-    /// `zarr.json` of a layout made by [`Self::for_shards`].
+    /// The metadata of a layout made by [`Self::for_shards`].
     pub fn to_json(&self) -> Value {
+        match self.keys {
+            ChunkKeys::Default { .. } => self.to_zarr3(),
+            ChunkKeys::V2 { .. } => self.to_zarr2(),
+        }
+    }
+
+    fn to_zarr2(&self) -> Value {
+        json!({
+            "zarr_format": 2,
+            "shape": self.dims,
+            "chunks": self.chunk_dims,
+            "dtype": zarr2_name(self.dtype),
+            "compressor": {"id": "zstd", "level": ZSTD_LEVEL},
+            "fill_value": null,
+            "filters": null,
+            "order": "C",
+            "dimension_separator": ".",
+        })
+    }
+
+    fn to_zarr3(&self) -> Value {
         let fill = match self.dtype {
             DType::Bool => json!(false),
             dtype if dtype.is_float() => json!(0.0),
@@ -114,7 +179,7 @@ impl ArrayLayout {
     /// A field is missing, malformed or not supported.
     pub fn from_zarr3(json: &Value) -> Result<Self, LayoutError> {
         let name = text(json, "/data_type")?;
-        let dtype = name.parse().map_err(|_| unsupported(format!("data type `{name}`")))?;
+        let dtype = name.parse().map_err(|_| LayoutError::UnknownType(name.to_owned()))?;
         check_fill_value(json)?;
         let grid = text(json, "/chunk_grid/name")?;
         if grid != "regular" {
@@ -154,7 +219,7 @@ impl ArrayLayout {
     /// A field is missing, malformed or not supported.
     pub fn from_zarr2(json: &Value) -> Result<Self, LayoutError> {
         let name = text(json, "/dtype")?;
-        let dtype = zarr2_dtype(name).ok_or_else(|| unsupported(format!("data type `{name}`")))?;
+        let dtype = zarr2_dtype(name).ok_or_else(|| LayoutError::UnknownType(name.to_owned()))?;
         check_fill_value(json)?;
         if json["order"] != "C" {
             return Err(unsupported(format!("order `{}`", json["order"])));
@@ -164,7 +229,9 @@ impl ArrayLayout {
         }
         let codecs = match &json["compressor"] {
             Value::Null => vec![],
-            compressor if compressor["id"] == "zstd" => vec![ByteCodec::Zstd { level: 1 }],
+            compressor if compressor["id"] == "zstd" => {
+                vec![ByteCodec::Zstd { level: ZSTD_LEVEL, checksum: true }]
+            }
             compressor => return Err(unsupported(format!("compressor `{}`", compressor["id"]))),
         };
         let keys = ChunkKeys::V2 { separator: separator(json.get("dimension_separator"), '.')? };
@@ -200,6 +267,8 @@ impl ArrayLayout {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum LayoutError {
     Malformed(String),
+    /// Elements of a type that host arrays cannot hold.
+    UnknownType(String),
     Unsupported(String),
 }
 
@@ -207,20 +276,20 @@ fn unsupported(feature: String) -> LayoutError {
     LayoutError::Unsupported(feature)
 }
 
-/// Splits leading axes until a box has at most [`INNER_BYTES`], so that boxes are contiguous in their shard.
-fn inner_dims(shard_dims: &[usize], element_size: usize) -> Vec<usize> {
-    let mut inner = shard_dims.to_vec();
+/// Splits leading axes until a box has at most `most` bytes, so that boxes are contiguous in the whole; a dimension
+/// without a suitable divisor gives larger boxes rather than ones of less than `least` bytes.
+fn divided(dims: &[usize], element_size: usize, most: usize, least: usize) -> Vec<usize> {
+    let mut inner = dims.to_vec();
     for axis in 0..inner.len() {
         let rest = element_size * inner[axis + 1..].iter().product::<usize>();
-        if rest * inner[axis] <= INNER_BYTES {
+        if rest * inner[axis] <= most {
             break;
         }
         let divisors = (1..=inner[axis]).filter(|divisor| inner[axis].is_multiple_of(*divisor));
-        let fitting =
-            divisors.clone().take_while(|divisor| divisor * rest <= INNER_BYTES).last().unwrap_or(1);
-        let is_last = axis + 1 == inner.len() || rest <= INNER_BYTES;
-        inner[axis] = if is_last && fitting * rest < INNER_BYTES_LEAST {
-            divisors.clone().find(|divisor| divisor * rest >= INNER_BYTES_LEAST).unwrap_or(inner[axis])
+        let fitting = divisors.clone().take_while(|divisor| divisor * rest <= most).last().unwrap_or(1);
+        let is_last = axis + 1 == inner.len() || rest <= most;
+        inner[axis] = if is_last && fitting * rest < least {
+            divisors.clone().find(|divisor| divisor * rest >= least).unwrap_or(inner[axis])
         } else {
             fitting
         };
@@ -247,7 +316,7 @@ fn byte_codecs(codecs: &[Value], dtype: DType) -> Result<Vec<ByteCodec>, LayoutE
                 return Err(unsupported("big-endian data".to_owned()));
             }
             "bytes" => {}
-            "zstd" => kinds.push(ByteCodec::Zstd { level: ZSTD_LEVEL }),
+            "zstd" => kinds.push(ByteCodec::Zstd { level: ZSTD_LEVEL, checksum: false }),
             "crc32c" => kinds.push(ByteCodec::Crc32c),
             other => return Err(unsupported(format!("codec `{other}`"))),
         }
@@ -256,26 +325,26 @@ fn byte_codecs(codecs: &[Value], dtype: DType) -> Result<Vec<ByteCodec>, LayoutE
 }
 
 fn zarr2_dtype(name: &str) -> Option<DType> {
-    let dtype = match name {
-        "|b1" => DType::Bool,
-        "|i1" => DType::I8,
-        "|u1" => DType::U8,
-        "<i2" => DType::I16,
-        "<i4" => DType::I32,
-        "<i8" => DType::I64,
-        "<u2" => DType::U16,
-        "<u4" => DType::U32,
-        "<u8" => DType::U64,
-        "<f2" => DType::F16,
-        "bfloat16" => DType::BF16,
-        "float8_e4m3fn" => DType::F8E4M3FN,
-        "float8_e5m2" => DType::F8E5M2,
-        "int4" => DType::I4,
-        "<f4" => DType::F32,
-        "<f8" => DType::F64,
-        _ => return None,
-    };
-    Some(dtype)
+    DType::ALL.into_iter().find(|dtype| zarr2_name(*dtype) == name)
+}
+
+/// NumPy's notation, and for the types that NumPy lacks TensorStore's.
+fn zarr2_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bool => "|b1",
+        DType::I8 => "|i1",
+        DType::U8 => "|u1",
+        DType::I16 => "<i2",
+        DType::I32 => "<i4",
+        DType::I64 => "<i8",
+        DType::U16 => "<u2",
+        DType::U32 => "<u4",
+        DType::U64 => "<u8",
+        DType::F16 => "<f2",
+        DType::F32 => "<f4",
+        DType::F64 => "<f8",
+        DType::I4 | DType::BF16 | DType::F8E4M3FN | DType::F8E5M2 => dtype.name(),
+    }
 }
 
 fn separator(value: Option<&Value>, default: char) -> Result<char, LayoutError> {
@@ -310,18 +379,23 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        for dtype in DType::ALL {
-            let layout = ArrayLayout::for_shards(dtype, &[6, 4], &[3, 4]);
-            assert_eq!(ArrayLayout::from_zarr3(&layout.to_json()), Ok(layout));
+        let shapes: [(&[usize], &[usize]); 2] = [(&[6, 4], &[3, 4]), (&[], &[])];
+        for (dims, shard_dims) in shapes {
+            for dtype in DType::ALL {
+                let v3 = ArrayLayout::for_shards(dtype, dims, shard_dims, &StorageFormat::default());
+                assert_eq!(ArrayLayout::from_zarr3(&v3.to_json()), Ok(v3));
+                let format = StorageFormat { zarr3: false, ..StorageFormat::default() };
+                let v2 = ArrayLayout::for_shards(dtype, dims, shard_dims, &format);
+                assert_eq!(ArrayLayout::from_zarr2(&v2.to_json()), Ok(v2));
+            }
         }
-        let scalar = ArrayLayout::for_shards(DType::I32, &[], &[]);
-        assert_eq!(ArrayLayout::from_zarr3(&scalar.to_json()), Ok(scalar));
     }
 
     #[test]
     fn what_is_not_supported_is_named() {
         let check = |pointer: &str, value: Value, expected: &str| {
-            let mut json = ArrayLayout::for_shards(DType::F32, &[4], &[4]).to_json();
+            let format = StorageFormat::default();
+            let mut json = ArrayLayout::for_shards(DType::F32, &[4], &[4], &format).to_json();
             *json.pointer_mut(pointer).unwrap() = value;
             let error = ArrayLayout::from_zarr3(&json).unwrap_err();
             assert!(format!("{error:?}").contains(expected), "{error:?}");
@@ -337,13 +411,30 @@ mod tests {
 
     #[test]
     fn inner_chunks_divide_their_shard() {
-        let check = |shard: &[usize], expected: &[usize]| assert_eq!(inner_dims(shard, 4), expected);
+        let check = |shard: &[usize], expected: &[usize]| {
+            assert_eq!(divided(shard, 4, INNER_BYTES, INNER_BYTES_LEAST), expected);
+        };
         check(&[], &[]);
         check(&[7, 5], &[7, 5]);
         check(&[4096, 4096], &[512, 4096]);
         check(&[2, 1 << 13, 1 << 12], &[1, 512, 1 << 12]);
         // A prime number of rows has no divisor between one row and all of them.
         check(&[10007, 512], &[10007, 512]);
+    }
+
+    #[test]
+    fn chunks_are_not_larger_than_data_files() {
+        let format = StorageFormat { target_file_bytes: 16 << 20, ..StorageFormat::default() };
+        let layout = ArrayLayout::for_shards(DType::F32, &[8192, 4096], &[4096, 4096], &format);
+        assert_eq!(
+            (layout.chunk_dims.as_slice(), layout.encoded_dims()),
+            ([1024, 4096].as_slice(), [512, 4096].as_slice())
+        );
+        let format = StorageFormat { target_file_bytes: 0, ..format };
+        assert_eq!(
+            ArrayLayout::for_shards(DType::F32, &[8192, 4096], &[4096, 4096], &format).chunk_dims,
+            [4096, 4096]
+        );
     }
 
     #[test]

@@ -2,11 +2,11 @@
 //!
 //! The packages are installed once into a virtual environment in the system's temporary directory.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use mt_checkpoint::{
     ArraySource, Checkpoint, CheckpointManager, Empty, Entry, ExpectedArray, ExtraItem, JsonItem, KeySegment,
-    ManagerOptions, Region, RunLock, SaveRequest, SourceError, StoredValue, Value,
+    ManagerOptions, Region, RunLock, SaveRequest, SourceError, StorageFormat, StoredValue, Value,
 };
 use mt_shape::{DType, HostArray};
 use serde::{Deserialize, Serialize};
@@ -86,6 +86,19 @@ fn counting(dtype: DType, dims: &[usize]) -> HostArray {
 
 #[test]
 fn orbax_restores_our_checkpoints() {
+    for (ocdbt, zarr3, target_file_bytes) in [
+        (true, true, 2 << 30),
+        // Several chunks for each shard, and several data files.
+        (true, true, 5000),
+        (true, false, 2 << 30),
+        (false, true, 2 << 30),
+        (false, false, 2 << 30),
+    ] {
+        check_restoring(StorageFormat { ocdbt, zarr3, target_file_bytes });
+    }
+}
+
+fn check_restoring(format: StorageFormat) {
     let directory = tempfile::tempdir().unwrap();
     let lock = RunLock::acquire(directory.path()).unwrap();
     let checkpoints = directory.path().join("checkpoints");
@@ -121,7 +134,7 @@ fn orbax_restores_our_checkpoints() {
         vec![ExtraItem { item: "exact".to_owned(), entries }]
     };
 
-    let options = ManagerOptions { max_to_keep: Some(2), ..ManagerOptions::default() };
+    let options = ManagerOptions { max_to_keep: Some(2), format, ..ManagerOptions::default() };
     let mut manager = CheckpointManager::open(&checkpoints, &lock, options).unwrap();
     let request = SaveRequest {
         entries,
@@ -146,7 +159,9 @@ fn orbax_restores_our_checkpoints() {
 
     let description = directory.path().join("expected.json");
     std::fs::write(&description, serde_json::to_string(&expected).unwrap()).unwrap();
-    let output = python(ORBAX, "restore_with_orbax.py", &[&checkpoints, &description]);
+    let kinds = [if format.ocdbt { "ocdbt" } else { "plain" }, if format.zarr3 { "zarr3" } else { "zarr2" }];
+    let arguments = [checkpoints.as_path(), &description, Path::new(kinds[0]), Path::new(kinds[1])];
+    let output = python(ORBAX, "restore_with_orbax.py", &arguments);
     assert!(output.contains(&format!("{} arrays agree", expected.len())), "{output}");
     println!("{output}");
 }
@@ -159,7 +174,7 @@ fn we_read_checkpoints_that_orbax_wrote() {
     let contents = std::fs::read(directory.path().join("expected.json")).unwrap();
     let expected: BTreeMap<String, Described> = serde_json::from_slice(&contents).unwrap();
     assert!(expected.len() >= 20, "{}", expected.len());
-    for kind in ["zarr3", "zarr2", "replicated"] {
+    for kind in ["zarr3", "zarr2", "replicated", "ocdbt", "ocdbt_zarr2"] {
         let checkpoint = Checkpoint::open_path(&directory.path().join(kind)).unwrap();
         assert_eq!(checkpoint.step(), Some(40));
         assert!(!checkpoint.has_manifest());
@@ -198,6 +213,52 @@ fn we_read_checkpoints_that_orbax_wrote() {
         assert_eq!(slice.dims(), [25, 17]);
         assert_eq!(slice.to_f64()[0], f64::from(15 * 32 + 3));
     }
-    let error = Checkpoint::open_path(&directory.path().join("ocdbt")).unwrap_err();
-    assert!(error.is_user_error() && error.to_string().contains("OCDBT checkpoint"), "{error}");
+}
+
+/// Trees of odd shapes, in every layout, by one process and by four.
+#[test]
+fn we_read_every_layout_of_orbax() {
+    const NUM_TREES: usize = 30;
+    let directory = tempfile::tempdir().unwrap();
+    let number = NUM_TREES.to_string();
+    println!("{}", python(ORBAX, "trees.py", &[directory.path(), Path::new(&number)]));
+    let mut num_read = 0;
+    for tree in 0..NUM_TREES {
+        let directory = directory.path().join(tree.to_string());
+        let contents = std::fs::read(directory.join("expected.json")).unwrap();
+        let expected: BTreeMap<String, Described> = serde_json::from_slice(&contents).unwrap();
+        let types: std::collections::BTreeSet<&str> =
+            expected.values().map(|array| array.dtype.as_str()).collect();
+        assert_eq!(types.len(), DType::ALL.len(), "{types:?}");
+        let mut num_layouts = 0;
+        for entry in std::fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_file() {
+                continue;
+            }
+            num_layouts += 1;
+            let checkpoint = Checkpoint::open_path(&path).unwrap();
+            checkpoint.verify().unwrap();
+            for (name, array) in &expected {
+                let found = checkpoint.read_all(name).unwrap();
+                assert_eq!(Described::of(&found), *array, "{name} of {}", path.display());
+                // A slice from the middle of each axis.
+                let ranges: Vec<_> = array.dims.iter().map(|dim| dim / 3..dim - dim / 4).collect();
+                let slice = checkpoint.read(name, &ranges).unwrap();
+                let (whole, part) = (found.to_f64(), slice.to_f64());
+                for (index, value) in part.iter().enumerate() {
+                    let (mut rest, mut flat, mut stride) = (index, 0, 1);
+                    for axis in (0..ranges.len()).rev() {
+                        flat += (ranges[axis].start + rest % ranges[axis].len()) * stride;
+                        rest /= ranges[axis].len();
+                        stride *= array.dims[axis];
+                    }
+                    assert_eq!(value.to_bits(), whole[flat].to_bits(), "{name} of {}", path.display());
+                }
+                num_read += 1;
+            }
+        }
+        assert_eq!(num_layouts, 9);
+    }
+    println!("{num_read} arrays agree");
 }

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod checkpoint;
 mod distill;
 mod preference;
 
@@ -9,11 +10,16 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use mt_config::table;
 use mt_shape::DType;
 
+pub use checkpoint::Verify;
+
 use crate::{
     commands::{checkpoint::parse_bytes, estimate::parse_percent},
     failure::Failure,
 };
 
+use checkpoint::{
+    CHECKPOINT_DIFF, CHECKPOINT_DIFF_EXAMPLES, INSPECT, INSPECT_EXAMPLES, VERIFY, VERIFY_EXAMPLES,
+};
 use distill::{DISTILL, DISTILL_EXAMPLES};
 use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
 pub use preference::{Reward, RewardCommand, RewardScore};
@@ -326,33 +332,6 @@ Examples:
   maxtext checkpoint import --output imported scan_layers=false \\
       weight_dtype=bfloat16 load_parameters_path=models/llama";
 
-const INSPECT: &str = "\
-Lists the tensors of a checkpoint: names, types, shapes and sizes, with totals.
-
-The path names a Hugging Face directory, a safetensors or PyTorch file, a
-directory with `consolidated.*.pth`, a run, one of its checkpoints, or any Orbax
-checkpoint in plain Zarr. Only headers are read.";
-
-const INSPECT_EXAMPLES: &str = "\
-Examples:
-  maxtext checkpoint inspect maxtext_output/first
-  maxtext checkpoint inspect maxtext_output/first/checkpoints/199 --json
-  maxtext checkpoint inspect models/llama/model-00001-of-00002.safetensors";
-
-const CHECKPOINT_DIFF: &str = "\
-Compares two checkpoints in any formats: missing tensors, shapes, element types,
-and with `--values` every number.
-
-The output lists 20 tensors per type of difference, and those whose values
-differ most; `--json` lists all. The last line is the verdict. The exit status
-is 0 even if they differ.";
-
-const CHECKPOINT_DIFF_EXAMPLES: &str = "\
-Examples:
-  maxtext checkpoint diff models/llama models/tuned
-  maxtext checkpoint diff --values maxtext_output/first/checkpoints/99 \\
-      maxtext_output/first/checkpoints/199";
-
 const PLUGIN_EXAMPLES: &str = "\
 Examples:
   maxtext plugin list
@@ -652,6 +631,9 @@ pub enum CheckpointCommand {
     /// Compare the tensors of two checkpoints
     #[command(long_about = CHECKPOINT_DIFF, after_help = CHECKPOINT_DIFF_EXAMPLES)]
     Diff(CheckpointDiff),
+    /// Read every byte of checkpoints and check it against its checksum
+    #[command(long_about = VERIFY, after_help = VERIFY_EXAMPLES)]
+    Verify(Verify),
     /// Write a model as a Hugging Face directory
     #[command(long_about = EXPORT, after_help = EXPORT_EXAMPLES)]
     Export(Export),

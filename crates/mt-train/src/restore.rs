@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use mt_checkpoint::{Checkpoint, CheckpointManager, SkippedStep, latest_valid};
+use mt_checkpoint::{
+    Checkpoint, CheckpointManager, Latest, SkippedStep, checkpoints_directory, latest_valid,
+};
 use mt_config::CheckpointGroup;
 use mt_data::Position;
 use mt_models::{AdaptedParameters, ArrayUse, FirstParameters, Model, SavedParameters, adapter_indices};
@@ -113,9 +115,15 @@ pub(crate) fn restore(
     }
     let (layout, group, placement) = (&plan.state_rule.layout, &plan.settings.checkpoint, &plan.placement);
     if let Some(path) = &group.load_full_state_path {
-        let checkpoint = Checkpoint::open_path(path)?;
-        let state = TrainState::load(runtime, placement, layout, &checkpoint)?;
-        return Ok(Restored { state, first_step: steps_done(&checkpoint)?, resumed: None });
+        let load = |checkpoint: &Checkpoint| -> Result<Restored, TrainError> {
+            checkpoint.verify()?;
+            let state = TrainState::load(runtime, placement, layout, checkpoint)?;
+            Ok(Restored { state, first_step: steps_done(checkpoint)?, resumed: None })
+        };
+        let newest = checkpoints_directory(path)?.map(|directory| newest_that_loads(&directory, load));
+        let Some(latest) = newest.transpose()?.flatten() else { return load(&Checkpoint::open_path(path)?) };
+        latest.skipped.iter().for_each(|skipped| warn_of_skipped(skipped, observer));
+        return Ok(latest.value);
     }
     if group.parameters_path().is_none() {
         check_drawn(&*plan.model)?;
@@ -196,7 +204,7 @@ pub(crate) fn load_parameters_of(
     Ok(loaded.arrays)
 }
 
-fn warn_of_skipped(skipped: &SkippedStep, observer: &Observer) {
+pub(crate) fn warn_of_skipped(skipped: &SkippedStep, observer: &Observer) {
     events::warn(observer, format!("checkpoint {} is skipped: {}", skipped.step, skipped.reason));
 }
 
@@ -208,24 +216,12 @@ fn newest_whole(
     observer: &Observer,
 ) -> Result<Option<Restored>, TrainError> {
     let layout = &plan.state_rule.layout;
-    let (mut failure, mut kernels_before) = (None, None);
-    let latest = latest_valid(manager.directory(), |checkpoint| {
-        // Reading a checkpoint verifies all bytes that it reads.
+    let mut kernels_before = None;
+    let latest = newest_that_loads(manager.directory(), |checkpoint| {
         let known = checkpoint.custom_metadata().get(KERNELS);
         kernels_before = known.and_then(|known| known.as_str().map(str::to_owned));
-        match resume_from(runtime, &plan.placement, layout, checkpoint) {
-            Ok(restored) => Ok(Some(restored)),
-            Err(TrainError::Checkpoint(error)) => Err(error),
-            Err(TrainError::State(mt_models::StateError::Checkpoint(error))) => Err(error),
-            Err(other) => {
-                failure = Some(other);
-                Ok(None)
-            }
-        }
+        resume_from(runtime, &plan.placement, layout, checkpoint)
     })?;
-    if let Some(failure) = failure {
-        return Err(failure);
-    }
     let Some(latest) = latest else { return Ok(None) };
     for skipped in &latest.skipped {
         warn_of_skipped(skipped, observer);
@@ -240,7 +236,22 @@ fn newest_whole(
         );
         events::warn(observer, text);
     }
-    Ok(latest.value)
+    Ok(Some(latest.value))
+}
+
+/// The newest checkpoint of a directory that `load` does not find damaged.
+fn newest_that_loads<T>(
+    checkpoints: &Path,
+    mut load: impl FnMut(&Checkpoint) -> Result<T, TrainError>,
+) -> Result<Option<Latest<T>>, TrainError> {
+    let latest = latest_valid(checkpoints, |checkpoint| match load(checkpoint) {
+        Err(TrainError::Checkpoint(error)) => Err(error),
+        Err(TrainError::State(mt_models::StateError::Checkpoint(error))) => Err(error),
+        // Other failures concern all checkpoints alike.
+        loaded => Ok(loaded),
+    })?;
+    let Some(Latest { step, value, skipped }) = latest else { return Ok(None) };
+    Ok(Some(Latest { step, value: value?, skipped }))
 }
 
 fn resume_from(
@@ -249,6 +260,8 @@ fn resume_from(
     layout: &StateLayout,
     checkpoint: &Checkpoint,
 ) -> Result<Restored, TrainError> {
+    // The state has copies of some arrays, and does not read all counts. Damage of any file is found here.
+    checkpoint.verify()?;
     let state = TrainState::load(runtime, placement, layout, checkpoint)?;
     let position = checkpoint.read_json(ITERATOR_ITEM, ITERATOR_FILE)?;
     let resumed = Resumed { checkpoint: checkpoint.path().to_owned(), position };

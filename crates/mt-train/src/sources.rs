@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mt_checkpoint::{Checkpoint, complete_steps};
+use mt_checkpoint::{Checkpoint, SkippedStep, complete_steps};
 use mt_config::CheckpointGroup;
 use mt_models::{AdaptedParameters, AdapterRecord, Model, SavedParameters, WeightsOrigin};
 use serde_json::{Map, Value};
@@ -46,6 +46,8 @@ pub(crate) struct Sources {
     /// The base and the first adapters of a model with adapters, if they are loaded.
     pub adapted: Option<AdaptedParameters>,
     pub record: SourceRecord,
+    /// Damaged steps that are newer than those that the sources are.
+    pub skipped: Vec<SkippedStep>,
 }
 
 impl Sources {
@@ -64,7 +66,11 @@ impl Sources {
             let before = recorded.and_then(of_model).as_ref().and_then(WeightsOrigin::from_json);
             let origin = match (before, &path) {
                 (Some(before), path) => before.find_again(path.as_deref(), frozen.name)?,
-                (None, Some(path)) => WeightsOrigin::at(path)?,
+                (None, Some(path)) => {
+                    let (origin, skipped) = WeightsOrigin::at(path)?;
+                    sources.skipped.extend(skipped);
+                    origin
+                }
                 (None, None) => WeightsOrigin::Drawn { seed: plan.settings.model.init_weights_seed },
             };
             if let Some(path) = origin.path() {
@@ -92,6 +98,7 @@ impl Sources {
                 Some(AdaptedParameters::open_again(model, &recorded, (path, adapters), wanted)?)
             }
         };
+        self.skipped.extend(self.adapted.iter().flat_map(AdaptedParameters::skipped));
         self.record.adapters = Some(match &self.adapted {
             Some(adapted) => adapted.record.clone(),
             None => AdapterRecord::drawn(model, seed),

@@ -25,7 +25,7 @@ use crate::{
     placement::{DATA_AXIS, warn_of_replicas},
     plan::TracedStep,
     program::Programs,
-    restore::{First, Restored, Resume, Resumed, load_parameters_of, restore},
+    restore::{First, Restored, Resume, Resumed, load_parameters_of, restore, warn_of_skipped},
     sources::Sources,
     state::TrainState,
 };
@@ -61,6 +61,7 @@ impl Start<'_> {
         timeline.begin(Activity::Compile);
         let (largest, initial) = self.compile_both(&programs, &compile_step, is_fresh)?;
         self.say_what_has_no_effect(notices);
+        sources.skipped.iter().for_each(|skipped| warn_of_skipped(skipped, observer));
         let need = plan.less_memory(&largest.program)?;
         runtime.check_memory(&[&largest.program], &need)?;
         if let Some(advice) = plan.less_remat(runtime.memory_need(&largest.program)?) {

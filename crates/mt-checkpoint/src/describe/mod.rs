@@ -14,6 +14,7 @@ use mt_shape::HostArray;
 use crate::{
     error::{CheckpointError, Result},
     item::StoredValue,
+    locate::SkippedStep,
     read::Checkpoint,
     safetensors::WeightsDirectory,
     torch::{TorchCheckpoint, TorchFile},
@@ -51,7 +52,7 @@ pub struct ListedTensor {
     pub dims: Vec<usize>,
     /// Bytes of its elements before compression.
     pub bytes: u64,
-    /// The file that holds it, or the directory of its chunks.
+    /// The file that holds it, or the directory of its chunks or of the database that holds it.
     pub place: PathBuf,
 }
 
@@ -103,6 +104,14 @@ impl WeightsSource {
         }
     }
 
+    /// Damaged steps that are newer than the opened one, if a run was opened.
+    pub fn skipped(&self) -> &[SkippedStep] {
+        match self {
+            Self::Orbax(checkpoint) => checkpoint.skipped(),
+            Self::Safetensors(_) | Self::Torch(_) | Self::TorchDirectory(_) => &[],
+        }
+    }
+
     /// The list of tensors.
     ///
     /// # Errors
@@ -140,7 +149,7 @@ impl WeightsSource {
                     };
                     let size = dtype.known().map_or(0, |dtype| dtype.byte_size() as u64);
                     let bytes = dims.iter().fold(size, |bytes, &dim| bytes.saturating_mul(dim as u64));
-                    let place = checkpoint.path().join(&entry.name);
+                    let place = checkpoint.place(&entry.name);
                     Some(ListedTensor { name: entry.name.clone(), dtype, dims, bytes, place })
                 });
                 Listing {

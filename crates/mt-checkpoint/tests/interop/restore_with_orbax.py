@@ -1,6 +1,6 @@
 """Restores a checkpoint with Orbax, as MaxText does and without any hints, and compares every array.
 
-Usage: restore_with_orbax.py CHECKPOINTS_DIRECTORY EXPECTED_JSON
+Usage: restore_with_orbax.py CHECKPOINTS_DIRECTORY EXPECTED_JSON ocdbt|plain zarr3|zarr2
 """
 
 import json
@@ -64,7 +64,8 @@ def compare(how, tree, expected):
 
 
 def main():
-    directory, expected_file = sys.argv[1:]
+    directory, expected_file, container, version = sys.argv[1:]
+    use_ocdbt, use_zarr3 = container == "ocdbt", version == "zarr3"
     with open(expected_file) as file:
         expected = json.load(file)
 
@@ -72,7 +73,7 @@ def main():
         return ocp.CheckpointManager(
             directory,
             item_names=("items",),
-            item_handlers={"items": ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=True)},
+            item_handlers={"items": ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)},
         )
 
     manager = open_manager()
@@ -132,10 +133,25 @@ def main():
     compare("PyTreeCheckpointer, no hints", restored, expected)
 
     for name in expected:
-        kvstore = {"driver": "file", "path": os.path.join(path, name)}
-        array = ts.open({"driver": "zarr3", "kvstore": kvstore}).result().read().result()
+        if use_ocdbt:
+            kvstore = {"driver": "ocdbt", "base": f"file://{path}/", "path": f"{name}/"}
+        else:
+            kvstore = {"driver": "file", "path": os.path.join(path, name)}
+        driver = "zarr3" if use_zarr3 else "zarr"
+        array = ts.open({"driver": driver, "kvstore": kvstore}).result().read().result()
         assert describe(array) == expected[name], name
     print(f"tensorstore: {len(expected)} arrays agree")
+    if use_ocdbt:
+        # The item beside the state is a database of its own.
+        kvstore = {"driver": "ocdbt", "base": f"file://{path}/exact/", "path": f"{KERNEL}/"}
+        driver = "zarr3" if use_zarr3 else "zarr"
+        assert ts.open({"driver": driver, "kvstore": kvstore}).result().dtype.name == "int32"
+        store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{path}/"}).result()
+        dump = ts.ocdbt.dump(ts.KvStore.open(f"file://{path}/").result()).result()
+        statistics = dump["versions"][-1]["root"]["statistics"]
+        keys = store.list().result()
+        assert statistics["num_keys"] == len(keys), (statistics, len(keys))
+        print(f"tensorstore: {len(keys)} keys")
 
 
 main()

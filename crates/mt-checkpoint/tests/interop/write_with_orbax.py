@@ -74,6 +74,7 @@ def main():
         "zarr2": (split, False, False),
         "replicated": (replicate, False, True),
         "ocdbt": (split, True, True),
+        "ocdbt_zarr2": (split, True, False),
     }
     for kind, (place, use_ocdbt, use_zarr3) in kinds.items():
         manager = ocp.CheckpointManager(

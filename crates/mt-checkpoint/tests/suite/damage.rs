@@ -3,9 +3,9 @@
 
 use std::{fs, path::Path};
 
-use mt_checkpoint::{Checkpoint, Result, StoredValue, open_latest};
+use mt_checkpoint::{Checkpoint, ManagerOptions, Result, StorageFormat, StoredValue, open_latest};
 
-use crate::support::{KERNEL, Run, check_state, files, names, synchronous};
+use crate::support::{KERNEL, PLAIN, Run, check_state, files, formats, names, synchronous};
 
 fn read_everything(checkpoints: &Path, step: u64) -> Result<()> {
     let checkpoint = Checkpoint::open(checkpoints, step)?;
@@ -23,10 +23,16 @@ fn read_everything(checkpoints: &Path, step: u64) -> Result<()> {
 
 #[test]
 fn every_damaged_file_is_named() {
-    let run = Run::with_steps(&[12]);
+    for (format, num_files) in formats().into_iter().zip([14, 15, 14, 27, 27]) {
+        damage_every_file(format, num_files);
+    }
+}
+
+fn damage_every_file(format: StorageFormat, num_files: usize) {
+    let run = Run::with_steps_in(format, &[12]);
     let checkpoints = run.checkpoints();
     let all = files(&checkpoints.join("12"));
-    assert_eq!(all.len(), 25, "{all:?}");
+    assert_eq!(all.len(), num_files, "{all:?}");
     let mut num_damages = 0;
     for file in &all {
         let contents = fs::read(file).unwrap();
@@ -55,13 +61,42 @@ fn every_damaged_file_is_named() {
         }
         fs::write(file, &contents).unwrap();
     }
-    assert!(num_damages > 500, "{num_damages}");
+    assert!(num_damages > 300, "{num_damages}");
     check_state(&Checkpoint::open(&checkpoints, 12).unwrap(), 12);
+}
+
+/// Each byte and each length of a whole small checkpoint.
+#[test]
+fn every_byte_is_covered() {
+    for format in formats() {
+        let run = Run::with_steps_in(format, &[12]);
+        let checkpoints = run.checkpoints();
+        let verify = || Checkpoint::open(&checkpoints, 12).and_then(|checkpoint| checkpoint.verify());
+        for file in files(&checkpoints.join("12")) {
+            let contents = fs::read(&file).unwrap();
+            let check = |damaged: &[u8], what: &str, position: usize| {
+                fs::write(&file, damaged).unwrap();
+                let error = verify().expect_err(&format!("{format:?}: {} {what} {position}", file.display()));
+                assert!(
+                    error.is_corruption() && error.to_string().contains(&*file.to_string_lossy()),
+                    "{error}"
+                );
+            };
+            for position in 0..contents.len() {
+                let mut damaged = contents.clone();
+                damaged[position] ^= 1 << (position % 8);
+                check(&damaged, "changed at", position);
+                check(&contents[..position], "truncated to", position);
+            }
+            fs::write(&file, &contents).unwrap();
+        }
+        verify().unwrap();
+    }
 }
 
 #[test]
 fn chunks_are_checked_without_a_manifest_too() {
-    let run = Run::with_steps(&[3]);
+    let run = Run::with_steps_in(PLAIN, &[3]);
     let step = run.checkpoints().join("3");
     // As an item outside of a step, the state has no manifest.
     let items = run.directory.path().join("alone");
@@ -91,7 +126,7 @@ fn chunks_are_checked_without_a_manifest_too() {
 /// Metadata with too large values: a state without a manifest, with one value of a `zarr.json` replaced.
 #[test]
 fn damaged_dimensions_do_not_ask_for_memory() {
-    let run = Run::with_steps(&[3]);
+    let run = Run::with_steps_in(PLAIN, &[3]);
     let items = run.directory.path().join("alone");
     fs::rename(run.checkpoints().join("3/items"), &items).unwrap();
     let tree_file = items.join("_METADATA");
@@ -143,7 +178,7 @@ fn damaged_dimensions_do_not_ask_for_memory() {
 
 #[test]
 fn the_newest_undamaged_step_is_found() {
-    let run = Run::with_steps(&[10, 20, 30]);
+    let run = Run::with_steps_in(PLAIN, &[10, 20, 30]);
     let checkpoints = run.checkpoints();
     let latest = open_latest(&checkpoints).unwrap().unwrap();
     assert_eq!((latest.step, latest.skipped.len()), (30, 0));
@@ -164,7 +199,7 @@ fn the_newest_undamaged_step_is_found() {
     assert!(latest.skipped[0].reason.to_string().contains("items/step/c"), "{:?}", latest.skipped);
 
     // Damaged steps are set aside, so they can be saved again and do not count.
-    let mut manager = run.manager(synchronous());
+    let mut manager = run.manager(ManagerOptions { format: PLAIN, ..synchronous() });
     manager.set_aside(30).unwrap();
     manager.set_aside(20).unwrap();
     assert_eq!(names(&checkpoints), ["10", "20.damaged", "30.damaged"]);

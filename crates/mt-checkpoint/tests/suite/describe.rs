@@ -54,7 +54,7 @@ fn every_kind_of_source_is_listed() {
     assert_eq!(slices.tensors[2].name, "consolidated.01/layers.0.wo.weight");
     assert_eq!(names(slices.by_entry()), ["consolidated.00", "consolidated.01"]);
     for path in [run.directory.path().to_owned(), run.checkpoints(), run.checkpoints().join("3/items")] {
-        let listing = check(&WeightsSource::open(&path).unwrap(), SourceKind::Orbax, 4);
+        let listing = check(&WeightsSource::open(&path).unwrap(), SourceKind::Orbax, 5);
         assert_eq!(listing.step, Some(3));
         assert_eq!(listing.other_items, ["exact"]);
         let kernel = listing.tensors.iter().find(|tensor| tensor.name == KERNEL).unwrap();

@@ -7,9 +7,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use mt_checkpoint::{Checkpoint, CheckpointError, DiskHook, DiskOperation, ManagerOptions};
+use mt_checkpoint::{Checkpoint, CheckpointError, DiskHook, DiskOperation, ManagerOptions, StorageFormat};
 
-use crate::support::{Run, check_state, names, request, synchronous};
+use crate::support::{Run, check_state, formats, names, request, synchronous};
 
 /// Lets `permitted` changes pass, then fails one with `kind`.
 fn fail_after(permitted: usize, kind: io::ErrorKind) -> DiskHook {
@@ -33,12 +33,15 @@ fn fail_after(permitted: usize, kind: io::ErrorKind) -> DiskHook {
 #[test]
 fn a_full_disk_fails_the_save_and_leaves_the_step_before_it() {
     // In the background, where the code path is the same, every fifth change suffices.
-    for (asynchronous, stride) in [(false, 1), (true, 5)] {
+    for (format, (asynchronous, stride)) in
+        formats().into_iter().flat_map(|format| [(format, (false, 1)), (format, (true, 5))])
+    {
         let mut num_failures = 0;
         for permitted in (0..).step_by(stride) {
             let run = Run::with_steps(&[1]);
             let disk_hook = Some(fail_after(permitted, io::ErrorKind::StorageFull));
-            let options = ManagerOptions { asynchronous, disk_hook, max_to_keep: Some(1), ..synchronous() };
+            let options =
+                ManagerOptions { asynchronous, disk_hook, format, max_to_keep: Some(1), ..synchronous() };
             let mut manager = run.manager(options);
             let saved =
                 manager.save(2, request(2)).and_then(|report| Ok(report.or(manager.wait_until_finished()?)));
@@ -51,8 +54,11 @@ fn a_full_disk_fails_the_save_and_leaves_the_step_before_it() {
                 break;
             };
             num_failures += 1;
-            assert!(matches!(error, CheckpointError::Io { .. }) && !error.is_user_error(), "{error}");
+            let is_of_disk = matches!(error, CheckpointError::Io { .. } | CheckpointError::DiskFull { .. });
+            assert!(is_of_disk && !error.is_user_error(), "{error}");
             assert!(error.to_string().contains("hint: free some space"), "{error}");
+            // One checkpoint is kept, so no more of them can be given up.
+            assert!(!error.to_string().contains("max_num_checkpoints_to_keep"), "{error}");
             // A failed save leaves no files; after the commit only the deletion of the old step can have failed.
             if steps == [1] {
                 assert_eq!(names(manager.directory()), ["1"]);
@@ -63,12 +69,16 @@ fn a_full_disk_fails_the_save_and_leaves_the_step_before_it() {
                 assert!(steps.contains(&2), "{steps:?}");
             }
         }
-        assert!(num_failures * stride > 60, "{num_failures}");
+        assert!(num_failures * stride > 40, "{num_failures}");
     }
 }
 
 #[test]
 fn everything_is_flushed_before_the_commit() {
+    formats().into_iter().for_each(check_order_of_flushes);
+}
+
+fn check_order_of_flushes(format: StorageFormat) {
     let log: Arc<Mutex<Vec<(DiskOperation, PathBuf)>>> = Arc::default();
     let hook: DiskHook = {
         let log = Arc::clone(&log);
@@ -78,7 +88,7 @@ fn everything_is_flushed_before_the_commit() {
         })
     };
     let run = Run::new();
-    let mut manager = run.manager(ManagerOptions { disk_hook: Some(hook), ..synchronous() });
+    let mut manager = run.manager(ManagerOptions { disk_hook: Some(hook), format, ..synchronous() });
     manager.save(5, request(5)).unwrap();
     let log = log.lock().unwrap();
     let step = run.checkpoints().join("5");
@@ -112,4 +122,14 @@ fn everything_is_flushed_before_the_commit() {
     // The parent of the step is flushed right after the commit, which makes the commit durable.
     assert_eq!(dirty, HashSet::from([run.checkpoints()]));
     assert_eq!(log[commit + 1..], [(DiskOperation::Sync, run.checkpoints())]);
+}
+
+#[test]
+fn a_full_disk_of_a_run_with_several_checkpoints_suggests_keeping_fewer() {
+    let run = Run::with_steps(&[1, 2]);
+    let disk_hook = Some(fail_after(5, io::ErrorKind::StorageFull));
+    let mut manager = run.manager(ManagerOptions { disk_hook, ..synchronous() });
+    let message = manager.save(3, request(3)).unwrap_err().to_string();
+    assert!(message.contains("`max_num_checkpoints_to_keep`"), "{message}");
+    assert!(message.contains("checkpoints before step 3 are intact"), "{message}");
 }

@@ -2,10 +2,10 @@ use std::fs;
 
 use mt_checkpoint::{
     Checkpoint, CheckpointError, CheckpointManager, ManagerOptions, RunLock, checkpoints_directory,
-    complete_steps, open_latest,
+    complete_steps, latest_valid, open_latest,
 };
 
-use crate::support::{Run, check_state, names, request, synchronous};
+use crate::support::{KERNEL, Run, check_state, formats, names, request, synchronous};
 
 #[test]
 fn a_checkpoint_is_found_from_any_of_its_directories() {
@@ -55,13 +55,31 @@ fn what_is_no_checkpoint_is_a_user_error() {
     check(Checkpoint::open_path(empty.path()).unwrap_err(), "no complete step");
     assert!(open_latest(empty.path()).unwrap().is_none());
     assert!(open_latest(&empty.path().join("none")).unwrap().is_none());
+}
 
-    fs::write(empty.path().join("manifest.ocdbt"), "").unwrap();
-    check(Checkpoint::open_path(empty.path()).unwrap_err(), "OCDBT");
-    fs::create_dir_all(empty.path().join("checkpoints/8/items")).unwrap();
-    fs::rename(empty.path().join("manifest.ocdbt"), empty.path().join("checkpoints/8/items/manifest.ocdbt"))
-        .unwrap();
-    check(Checkpoint::open_path(empty.path()).unwrap_err(), "OCDBT");
+#[test]
+fn a_directory_with_the_name_of_another_step_is_refused() {
+    for format in formats() {
+        let run = Run::with_steps_in(format, &[3, 11]);
+        let checkpoints = run.checkpoints();
+        let copied = checkpoints.join("500");
+        fs::rename(checkpoints.join("11"), &copied).unwrap();
+        let check = |error: CheckpointError| {
+            assert!(error.is_user_error(), "{error}");
+            let message = error.to_string();
+            assert!(message.contains("500` is named as step 500, but holds step 11"), "{message}");
+        };
+        check(Checkpoint::open(&checkpoints, 500).unwrap_err());
+        check(Checkpoint::open_path(&copied).unwrap_err());
+        // A path of items names no step.
+        assert_eq!(Checkpoint::open_path(&copied.join("items")).unwrap().step(), Some(11));
+        check(Checkpoint::open_path(run.directory.path()).unwrap_err());
+        check(open_latest(&checkpoints).unwrap_err());
+        // A name that is not a number claims no step.
+        fs::rename(&copied, checkpoints.join("best")).unwrap();
+        check_state(&Checkpoint::open_path(&checkpoints.join("best")).unwrap(), 11);
+        assert_eq!(open_latest(&checkpoints).unwrap().unwrap().step, 3);
+    }
 }
 
 #[test]
@@ -128,4 +146,75 @@ fn leftovers_of_dead_runs_are_removed() {
     assert_eq!(names(&checkpoints), ["notes"]);
     manager.save(4, request(4)).unwrap();
     assert_eq!(manager.latest().unwrap(), Some(4));
+}
+
+/// With one checkpoint kept and a step saved after the other, readers always find a complete one.
+#[test]
+fn readers_follow_a_run_that_deletes_its_steps() {
+    let run = Run::with_steps(&[0]);
+    let checkpoints = run.checkpoints();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..3)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut num_read = 0;
+                    while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                        let latest = open_latest(&checkpoints).unwrap().unwrap();
+                        assert!(latest.skipped.is_empty(), "{:?}", latest.skipped);
+                        let read = |checkpoint: &Checkpoint| checkpoint.read_all(KERNEL).map(drop);
+                        let latest = latest_valid(&checkpoints, read).unwrap().unwrap();
+                        assert!(latest.skipped.is_empty(), "{:?}", latest.skipped);
+                        Checkpoint::open_path(&checkpoints).unwrap();
+                        num_read += 1;
+                    }
+                    num_read
+                })
+            })
+            .collect();
+        let mut manager = run.manager(ManagerOptions { max_to_keep: Some(1), ..synchronous() });
+        for step in 1..400 {
+            manager.save(step, request(step)).unwrap();
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        let num_read: usize = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
+        assert!(num_read > 20, "{num_read}");
+    });
+}
+
+#[test]
+fn paths_of_runs_mean_the_newest_undamaged_step() {
+    let run = Run::with_steps(&[3, 4, 5]);
+    let checkpoints = run.checkpoints();
+    let tree = checkpoints.join("5/items/_METADATA");
+    let contents = fs::read(&tree).unwrap();
+    fs::write(&tree, &contents[..contents.len() - 1]).unwrap();
+    for path in [run.directory.path(), &checkpoints] {
+        let checkpoint = Checkpoint::open_path(path).unwrap();
+        assert_eq!(checkpoint.step(), Some(4));
+        let [skipped] = checkpoint.skipped() else { panic!("{:?}", checkpoint.skipped()) };
+        assert_eq!(skipped.step, 5);
+        assert!(skipped.reason.to_string().contains("items/_METADATA"), "{}", skipped.reason);
+    }
+    assert_eq!(open_latest(&checkpoints).unwrap().unwrap().value.skipped().len(), 1);
+    assert!(Checkpoint::open_path(&checkpoints.join("5")).unwrap_err().is_corruption());
+    assert!(Checkpoint::open_path(&checkpoints.join("3")).unwrap().skipped().is_empty());
+}
+
+#[test]
+fn a_checkpoint_lists_all_its_damages() {
+    for format in formats() {
+        let run = Run::with_steps_in(format, &[3]);
+        let step = run.checkpoints().join("3");
+        let checkpoint = Checkpoint::open_path(&step).unwrap();
+        assert!(checkpoint.find_damages().unwrap().is_empty() && checkpoint.num_bytes().unwrap() > 3000);
+        for file in ["commit_success.txt", "iter/process_0-of-1.json", "items/_METADATA"] {
+            let mut contents = fs::read(step.join(file)).unwrap();
+            contents[5] ^= 1;
+            fs::write(step.join(file), contents).unwrap();
+        }
+        let damages = checkpoint.find_damages().unwrap();
+        assert_eq!(damages.len(), 3, "{damages:?}");
+        assert!(damages.iter().all(CheckpointError::is_corruption));
+    }
 }

@@ -6,6 +6,7 @@ mod describe;
 mod faults;
 mod goldens;
 mod locate;
+mod orbax;
 mod round_trip;
 mod safetensors;
 mod support;

@@ -6,22 +6,22 @@ use std::sync::{
 
 use mt_checkpoint::{
     ArraySource, Checkpoint, CheckpointError, Empty, Entry, ExpectedArray, ExtraItem, ManagerOptions, Region,
-    SaveRequest, SourceError, StoredValue, Value,
+    SaveRequest, SourceError, StorageFormat, StoredValue, Value,
 };
 use mt_shape::{DType, HostArray};
 use serde_json::json;
 
 use crate::support::{
-    KERNEL, Run, Sharded, array, check_state, exact_array, names, request, slice, synchronous,
+    KERNEL, PLAIN, Run, Sharded, array, check_state, exact_array, formats, names, request, slice, synchronous,
 };
 
 #[test]
 fn a_state_is_restored_exactly() {
-    for asynchronous in [false, true] {
-        for threads in [1, 3] {
+    for format in formats() {
+        for (asynchronous, threads) in [(false, 1), (false, 3), (true, 1), (true, 3)] {
             let run = Run::new();
-            let mut manager =
-                run.manager(ManagerOptions { asynchronous, threads, ..ManagerOptions::default() });
+            let options = ManagerOptions { asynchronous, threads, format, ..ManagerOptions::default() };
+            let mut manager = run.manager(options);
             assert_eq!(manager.latest().unwrap(), None);
             let saved = manager.save(7, request(7)).unwrap();
             let report = saved.or(manager.wait_until_finished().unwrap()).unwrap();
@@ -36,17 +36,21 @@ fn a_state_is_restored_exactly() {
             assert_eq!(checkpoint.json_files("iter").unwrap(), ["process_0-of-1.json"]);
             assert_eq!(checkpoint.read_json("iter", "other.json").unwrap(), None);
             let order: Vec<_> = checkpoint.entries().iter().map(|entry| entry.name.as_str()).collect();
-            assert_eq!(order[2..], ["opt_state.0.count", "opt_state.1", "opt_state.2", "step"]);
-            assert_eq!(checkpoint.entries()[3].value, StoredValue::Empty(Empty::None));
-            assert_eq!(checkpoint.entries()[2].key, ["opt_state".into(), 0.into(), "count".into()]);
+            assert_eq!(order[3..], ["opt_state.0.count", "opt_state.1", "opt_state.2", "step"]);
+            assert_eq!(checkpoint.entries()[4].value, StoredValue::Empty(Empty::None));
+            assert_eq!(checkpoint.entries()[3].key, ["opt_state".into(), 0.into(), "count".into()]);
         }
     }
 }
 
 #[test]
 fn every_element_type_and_any_slice_is_read() {
+    formats().into_iter().for_each(check_slices);
+}
+
+fn check_slices(format: StorageFormat) {
     let run = Run::new();
-    let mut manager = run.manager(synchronous());
+    let mut manager = run.manager(ManagerOptions { format, ..synchronous() });
     let arrays: Vec<HostArray> = DType::ALL
         .into_iter()
         .enumerate()
@@ -116,7 +120,7 @@ fn fetching_first_includes_the_arrays_beside_the_state() {
 #[test]
 fn large_shards_are_read_in_slices() {
     let run = Run::new();
-    let mut manager = run.manager(ManagerOptions::default());
+    let mut manager = run.manager(ManagerOptions { format: PLAIN, ..ManagerOptions::default() });
     let large = array(DType::F32, &[6144, 1024], 1);
     let entries = vec![Entry::new(vec!["w".into()], large.clone())];
     manager.save(1, SaveRequest { entries, ..SaveRequest::default() }).unwrap();
@@ -134,6 +138,36 @@ fn large_shards_are_read_in_slices() {
     assert_eq!(checkpoint.read("w", &[0..1, 0..8]).unwrap(), slice(&large, &[0..1, 0..8]));
     assert!(checkpoint.read_all("w").unwrap_err().is_corruption());
     assert!(checkpoint.verify().unwrap_err().is_corruption());
+}
+
+/// A prime number of elements cannot be divided into inner chunks. Such large boxes are decoded as streams.
+#[test]
+fn boxes_that_cannot_be_divided_are_streamed() {
+    const LENGTH: usize = 16_777_259;
+    let numbers: Vec<u32> = (0..LENGTH as u32).map(|index| index / 1000).collect();
+    let array = HostArray::from_slice(DType::U32, &[LENGTH], &numbers).unwrap();
+    for zarr3 in [true, false] {
+        let run = Run::new();
+        let format = StorageFormat { zarr3, ..StorageFormat::default() };
+        let mut manager = run.manager(ManagerOptions { format, ..synchronous() });
+        let entries = vec![Entry::new(vec!["w".into()], array.clone())];
+        manager.save(1, SaveRequest { entries, ..SaveRequest::default() }).unwrap();
+        let checkpoint = Checkpoint::open(manager.directory(), 1).unwrap();
+        assert!(checkpoint.read_all("w").unwrap() == array);
+        let ends = [0..2, 5_000_000..5_000_009, LENGTH - 3..LENGTH];
+        for range in ends {
+            let part = checkpoint.read("w", std::slice::from_ref(&range)).unwrap();
+            assert_eq!(part.as_slice::<u32>().unwrap(), &numbers[range]);
+        }
+        let directory = checkpoint.path().join("ocdbt.process_0/d");
+        let file = std::fs::read_dir(directory).unwrap().next().unwrap().unwrap().path();
+        let mut contents = std::fs::read(&file).unwrap();
+        let middle = contents.len() / 2;
+        contents[middle] ^= 1;
+        std::fs::write(&file, contents).unwrap();
+        let error = checkpoint.read_all("w").unwrap_err();
+        assert!(error.is_corruption() && error.to_string().contains("array `w`"), "{error}");
+    }
 }
 
 #[test]
@@ -178,7 +212,18 @@ fn requests_that_cannot_be_stored_are_refused() {
         check(sharded(vec![vec![0..2], vec![2..5]]), "within");
         check(sharded(vec![]), "do not form a regular grid");
     }
-    for taken in ["step", "_METADATA", "commit_success.txt", "", "..", "a/b", "exact"] {
+    for taken in [
+        "step",
+        "_METADATA",
+        "d",
+        "manifest.ocdbt",
+        "ocdbt.process_0",
+        "commit_success.txt",
+        "",
+        "..",
+        "a/b",
+        "exact",
+    ] {
         let mut request = request(1);
         request.extra_items.push(ExtraItem { item: taken.to_owned(), entries: vec![] });
         let error = manager.save(1, request).unwrap_err();
@@ -328,7 +373,7 @@ fn a_checkpoint_of_another_shape_is_one_message() {
     let error = checkpoint.compare(&[expected("step", &[]), expected("extra", &[2])]).check().unwrap_err();
     assert!(error.is_user_error());
     let message = error.to_string();
-    for fragment in ["`extra`, int32[2]", "`opt_state.0.count`", "(3)", "scan_layers"] {
+    for fragment in ["`extra`, int32[2]", "`opt_state.0.count`", "(4)", "scan_layers"] {
         assert!(message.contains(fragment), "{message}");
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use mt_checkpoint::{
     ArraySource, Checkpoint, CheckpointManager, Empty, Entry, ExtraItem, JsonItem, ManagerOptions, Region,
-    RunLock, SaveRequest, SourceError, StoredValue, Value,
+    RunLock, SaveRequest, SourceError, StorageFormat, StoredValue, Value,
 };
 use mt_shape::{DType, HostArray};
 use serde_json::json;
@@ -80,7 +80,12 @@ pub fn array(dtype: DType, dims: &[usize], seed: u64) -> HostArray {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     for byte in array.bytes_mut() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        *byte = if dtype == DType::Bool { (state >> 40) as u8 & 1 } else { (state >> 33) as u8 };
+        let random = (state >> 33) as u8;
+        *byte = match dtype {
+            DType::Bool => random & 1,
+            DType::I4 => (((random << 4) as i8) >> 4) as u8,
+            _ => random,
+        };
     }
     array
 }
@@ -90,6 +95,8 @@ pub fn expected_arrays(step: u64) -> BTreeMap<&'static str, HostArray> {
     BTreeMap::from([
         (KERNEL, array(DType::F32, &[8, 2, 6], step)),
         ("params.params.token_embedder.embedding", array(DType::BF16, &[10, 4], step + 1)),
+        // Large enough for data files of databases.
+        (HEAD, array(DType::F32, &[40, 16], step + 3)),
         ("opt_state.0.count", HostArray::from_slice(DType::I32, &[], &[step as i32]).unwrap()),
         ("step", HostArray::from_slice(DType::I32, &[], &[step as i32]).unwrap()),
     ])
@@ -100,6 +107,7 @@ pub fn exact_array(step: u64) -> HostArray {
     array(DType::F32, &[8, 2, 6], step + 2)
 }
 
+pub const HEAD: &str = "params.params.decoder.logits_dense.kernel";
 pub const KERNEL: &str = "params.params.decoder.layers.mlp.wi_0.kernel";
 
 /// A request to save the small state: scalars, shards, empty nodes, an extra item, data position and metadata.
@@ -116,6 +124,10 @@ pub fn request(step: u64) -> SaveRequest {
             Entry::new(
                 ["params", "params", "token_embedder", "embedding"].map(Into::into).to_vec(),
                 Value::Array(Box::new(embedding)),
+            ),
+            Entry::new(
+                ["params", "params", "decoder", "logits_dense", "kernel"].map(Into::into).to_vec(),
+                take(HEAD),
             ),
             Entry::new(count, take("opt_state.0.count")),
             Entry::empty(vec!["opt_state".into(), 1.into()], Empty::None),
@@ -187,13 +199,33 @@ impl Run {
 
     /// Saves the small state of each step and waits.
     pub fn with_steps(steps: &[u64]) -> Self {
+        Self::with_steps_in(StorageFormat::default(), steps)
+    }
+
+    /// As [`Self::with_steps`], in a format.
+    pub fn with_steps_in(format: StorageFormat, steps: &[u64]) -> Self {
         let run = Self::new();
-        let mut manager = run.manager(synchronous());
+        let mut manager = run.manager(ManagerOptions { format, ..synchronous() });
         for &step in steps {
             manager.save(step, request(step)).unwrap();
         }
         run
     }
+}
+
+/// Arrays as directories of files, which is how runs were stored before databases.
+pub const PLAIN: StorageFormat = StorageFormat { ocdbt: false, zarr3: true, target_file_bytes: 0 };
+
+/// Every format, and a database of small data files.
+pub fn formats() -> [StorageFormat; 5] {
+    let format = |ocdbt, zarr3, target_file_bytes| StorageFormat { ocdbt, zarr3, target_file_bytes };
+    [
+        StorageFormat::default(),
+        format(true, true, 1290),
+        format(true, false, 2 << 30),
+        PLAIN,
+        format(false, false, 2 << 30),
+    ]
 }
 
 /// One thread, in the foreground: disk changes happen in the same order each time.

@@ -36,8 +36,8 @@ fn export(source: &str, output: &Path, original: &str, further: &[&str]) -> Stri
 
 #[test]
 fn help_has_examples() {
-    check_output(&["checkpoint", "-h"], &["Examples:", "inspect", "diff", "export", "import"]);
-    for command in ["inspect", "diff", "export", "import"] {
+    check_output(&["checkpoint", "-h"], &["Examples:", "inspect", "diff", "verify", "export", "import"]);
+    for command in ["inspect", "diff", "verify", "export", "import"] {
         check_output(
             &["checkpoint", command, "--help"],
             &["Examples:", &format!("maxtext checkpoint {command}")],
@@ -166,6 +166,56 @@ fn imported_models_come_back() {
         let verdict = export(text(&imported), &output, &original, &[]);
         assert!(verdict.starts_with("equal: "), "{name}: {verdict}");
     }
+}
+
+#[test]
+fn an_import_that_was_interrupted_is_repeated() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = directory.path().join("imported");
+    let parameters = format!("load_parameters_path={}", golden("llama_six_on_two"));
+    let import = ["checkpoint", "import", "--output", text(&output), &parameters];
+    // As a killed process leaves it.
+    fs::create_dir_all(output.join("checkpoints/0.orbax-checkpoint-tmp/items.orbax-checkpoint-tmp")).unwrap();
+    for file in [".maxtext.lock", ".maxtext.import", "config.yml"] {
+        fs::write(output.join(file), "partial").unwrap();
+    }
+    succeed(&import);
+    assert!(!output.join(".maxtext.import").exists());
+    assert!(!output.join("checkpoints/0.orbax-checkpoint-tmp").exists());
+    check_output(&["checkpoint", "verify", text(&output)], &["is whole", "every byte checked"]);
+    // What is complete is not replaced.
+    check_wrong(&import, &["is not empty"]);
+}
+
+#[test]
+fn damaged_files_are_named_by_verify() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = directory.path().join("imported");
+    let parameters = format!("load_parameters_path={}", golden("llama_six_on_two"));
+    succeed(&["checkpoint", "import", "--output", text(&output), &parameters]);
+    let step = output.join("checkpoints/0");
+    let verify = ["checkpoint", "verify", text(&output), "--json"];
+    let verified = json(&verify);
+    assert_eq!((&verified[0]["step"], &verified[0]["every_byte_checked"]), (&0.into(), &true.into()));
+    assert!(verified[0]["bytes"].as_u64().unwrap() > 1000);
+    for path in [step.clone(), step.join("items")] {
+        check_output(&["checkpoint", "verify", text(&path)], &["is whole"]);
+    }
+    for file in ["commit_success.txt", "items/_METADATA"] {
+        let mut contents = fs::read(step.join(file)).unwrap();
+        contents[7] ^= 1;
+        fs::write(step.join(file), contents).unwrap();
+    }
+    let outcome = maxtext(&["checkpoint", "verify", text(&output)]);
+    assert_eq!(outcome.status, 1, "{}", outcome.errors);
+    assert!(outcome.errors.contains("1 of 1 checkpoint is damaged"), "{}", outcome.errors);
+    assert!(outcome.output.contains("items/_METADATA`: its checksum is"), "{}", outcome.output);
+
+    check_output(
+        &["checkpoint", "verify", &golden("llama_six_on_two_sharded")],
+        &["is whole", "no checksum of every byte"],
+    );
+    check_wrong(&["checkpoint", "verify", "/nowhere"], &["`/nowhere`", "does not exist"]);
 }
 
 #[test]

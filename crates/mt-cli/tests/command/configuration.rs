@@ -189,11 +189,7 @@ fn maxtexts_own_command_line_is_taken() {
     };
     let taken = check(&[]);
     assert_eq!(taken.status, 0, "{}", taken.errors);
-    for note in [
-        "`dataset_type=synthetic`",
-        "TensorFlow datasets, are not built yet",
-        "`checkpoint_storage_use_ocdbt`",
-    ] {
+    for note in ["`dataset_type=synthetic`", "TensorFlow datasets, are not built yet"] {
         assert!(taken.errors.contains(note), "no {note} in\n{}", taken.errors);
     }
     let named = check(&["dataset_path=gs://bucket/data"]);

@@ -98,7 +98,8 @@ fn a_process_that_fails_before_the_loop_is_recorded() {
     // No checkpoint can be loaded.
     for step in sandbox.checkpoints("run") {
         let root = sandbox.path(&format!("runs/run/checkpoints/{step}"));
-        sandbox.state("run", step).keys().for_each(|path| fs::write(root.join(path), b"").unwrap());
+        let files = sandbox.checkpoint_files("run", step);
+        files.keys().for_each(|path| fs::write(root.join(path), b"").unwrap());
     }
     let outcome = sandbox.train("run", &keys);
     assert_ne!(outcome.status, 0, "{}", outcome.errors);

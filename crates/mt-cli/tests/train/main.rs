@@ -5,6 +5,7 @@ mod batches;
 mod chat;
 mod compile;
 mod conversations;
+mod damage;
 mod data;
 mod distill;
 mod goodput;

@@ -20,8 +20,8 @@ fn check(keys: &[&str], kept: &[&str]) {
     let norm = |step: u64| sandbox.metrics("whole").training[&step]["learning/param_norm"].clone();
     assert_ne!(norm(0), norm(3), "{keys:?}: nothing is learned");
 
-    let items = fs::read_dir(sandbox.path("runs/whole/checkpoints/3/items")).unwrap();
-    let names = items.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let state = sandbox.state("whole", 3);
+    let names = state.keys().filter_map(|path| Some(path.strip_prefix("items").ok()?.to_str()?.to_owned()));
     let found: BTreeSet<String> = names
         .filter(|name| name.starts_with("opt_state"))
         .map(|name| name.split_once(".params.").map_or(name.clone(), |(holder, _)| holder.to_owned()))

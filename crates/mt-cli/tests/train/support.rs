@@ -7,6 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
+use mt_checkpoint::{Checkpoint, CheckpointItem, StoredEntry, StoredValue};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -159,17 +160,37 @@ impl Sandbox {
         steps
     }
 
-    /// The files of a checkpoint that hold weights, moments, counts or the data position, by path.
+    /// The weights, moments, counts and data position of a checkpoint, by item and name. (Files also have times, paths
+    /// and random names.)
     pub fn state(&self, run: &str, step: u64) -> BTreeMap<PathBuf, Vec<u8>> {
+        let checkpoint = Checkpoint::open(&self.path(&format!("runs/{run}/checkpoints")), step).unwrap();
+        let mut state = BTreeMap::new();
+        let mut add = |holder: &str, item: &CheckpointItem| {
+            let arrays =
+                item.entries().iter().filter(|entry| matches!(entry.value, StoredValue::Array { .. }));
+            for StoredEntry { name, .. } in arrays {
+                let array = item.read_all(name).unwrap();
+                let described = format!("{}{:?} ", array.dtype(), array.dims()).into_bytes();
+                state.insert(Path::new(holder).join(name), [&described, array.bytes()].concat());
+            }
+        };
+        add("items", &checkpoint);
+        for name in checkpoint.item_names().unwrap() {
+            add(&format!("items/{name}"), &checkpoint.item(&name).unwrap().unwrap());
+        }
+        for file in checkpoint.json_files("iter").unwrap() {
+            let position = checkpoint.read_json("iter", &file).unwrap().unwrap();
+            state.insert(Path::new("iter").join(file), position.to_string().into_bytes());
+        }
+        assert!(state.len() >= 15, "{:?}", state.keys());
+        state
+    }
+
+    /// The files of a checkpoint, by path.
+    pub fn checkpoint_files(&self, run: &str, step: u64) -> BTreeMap<PathBuf, Vec<u8>> {
         let root = self.path(&format!("runs/{run}/checkpoints/{step}"));
         let mut files = BTreeMap::new();
         collect_files(&root, &root, &mut files);
-        // Files with times and paths of the save.
-        files.retain(|path, _| {
-            let name = path.file_name().unwrap();
-            ["_CHECKPOINT_METADATA", "_MAXTEXT_MANIFEST", "commit_success.txt"].iter().all(|own| name != *own)
-        });
-        assert!(files.len() >= 30, "{:?}", files.keys());
         files
     }
 

@@ -188,26 +188,25 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         keys: &[
             Key::boolean(
                 "checkpoint_storage_use_ocdbt",
-                false,
-                "Keep the chunks of all arrays in one database instead of one file each.",
-            )
-            .maxtext_default(Literal::Bool(true))
-            .no_effect_here(
-                "a database is not built yet; arrays are saved as Zarr files without one, which Orbax and \
-                 MaxText also read",
+                true,
+                "Save all arrays of a checkpoint in one OCDBT database; a directory of files for each array if \
+                 false. Both are read.",
             )
             .acts_on("checkpoint")
             .may_change(),
-            Key::boolean("checkpoint_storage_use_zarr3", true, "Write Zarr version 3 instead of 2.")
-                .refused(features::WRITING_ZARR_VERSION_2)
-                .acts_on("checkpoint")
-                .may_change(),
+            Key::boolean(
+                "checkpoint_storage_use_zarr3",
+                true,
+                "Save arrays in version 3 of Zarr, or in version 2 if false. Both are read.",
+            )
+            .acts_on("checkpoint")
+            .may_change(),
             Key::integer(
                 "checkpoint_storage_target_data_file_size_bytes",
                 2_147_483_648,
-                "Size of the data files of an OCDBT database.",
+                "Size at which a data file of an OCDBT database is full, and the maximum size of a chunk; 0 for no limit.",
             )
-            .refused(features::OCDBT_CHECKPOINTS)
+            .at_least(0.0)
             .acts_on("checkpoint")
             .may_change(),
             Key::integer(

@@ -30,7 +30,6 @@ pub(crate) const MIXTURES_OF_DATASETS: &str = "mixtures of datasets";
 pub(crate) const MOVING_OLD_CHECKPOINTS_ASIDE: &str = "moving old checkpoints aside";
 pub(crate) const MULTIMODAL_MODELS: &str = "multimodal models";
 pub(crate) const MULTI_TIER_CHECKPOINTS: &str = "multi-tier checkpoints";
-pub(crate) const OCDBT_CHECKPOINTS: &str = "checkpoints in an OCDBT database";
 pub(crate) const OLMO_DATA: &str = "OLMo data";
 pub(crate) const PAGED_CACHE: &str = "a paged cache";
 pub(crate) const PIPELINE_PARALLELISM: &str = "pipeline parallelism";
@@ -58,7 +57,6 @@ pub(crate) const STRIPED_SEQUENCES: &str = "striped sequences";
 pub(crate) const TENSORFLOW_DATASETS: &str = "TensorFlow datasets";
 pub(crate) const TOKENIZED_DATA: &str = "data that is already tokenized";
 pub(crate) const WANDB: &str = "Weights & Biases";
-pub(crate) const WRITING_ZARR_VERSION_2: &str = "writing Zarr version 2";
 
 /// Alternatives to some of the features.
 const INSTEAD: &[(&str, &str)] = &[
@@ -68,10 +66,6 @@ const INSTEAD: &[(&str, &str)] = &[
     (
         HUB_DATASETS,
         "download the files and use `hf_path=parquet hf_train_files='data/*.parquet'`, or `text` or `json`",
-    ),
-    (
-        OCDBT_CHECKPOINTS,
-        "leave the key out: arrays are saved as Zarr files without a database, which Orbax and MaxText read",
     ),
     (
         PROFILES_BY_NSYS,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mt_checkpoint::{Checkpoint, checkpoints_directory, open_latest};
+use mt_checkpoint::{Checkpoint, SkippedStep, checkpoints_directory, open_latest};
 use mt_runtime::{Array, Runtime};
 use mt_shape::Placement;
 use serde_json::{Map, Value};
@@ -78,6 +78,8 @@ pub struct AdaptedParameters {
     /// The base and the first adapters, as checkpoints record them.
     pub record: AdapterRecord,
     adapters: Option<SavedAdapters>,
+    /// Damaged steps that are newer than the base.
+    skipped: Vec<SkippedStep>,
 }
 
 enum SavedAdapters {
@@ -96,13 +98,19 @@ impl AdaptedParameters {
     /// The model has no adapters.
     pub fn open(model: &dyn Model, path: &Path, adapters: Option<&Path>) -> Result<Self, StateError> {
         let of_path = adapter_checkpoint(path)?;
+        let mut skipped = Vec::new();
+        let mut at = |path: &Path| -> Result<WeightsOrigin, StateError> {
+            let (origin, newer) = WeightsOrigin::at(path)?;
+            skipped.extend(newer);
+            Ok(origin)
+        };
         let base = match &of_path {
-            None => WeightsOrigin::at(path)?,
+            None => at(path)?,
             Some((_, AdapterRecord { base: WeightsOrigin::Saved { path: base, .. }, .. })) => {
                 if !base.exists() {
                     return Err(StateError::NoBase { adapters: path.to_owned(), base: base.clone() });
                 }
-                WeightsOrigin::at(base)?
+                at(base)?
             }
             Some((_, AdapterRecord { base: WeightsOrigin::Drawn { seed }, .. })) => {
                 return Err(StateError::DrawnBase { adapters: path.to_owned(), seed: *seed });
@@ -116,7 +124,16 @@ impl AdaptedParameters {
             (None, Some((checkpoint, _))) => Some(SavedAdapters::of_checkpoint(model, checkpoint)?),
             (None, None) => None,
         };
-        Self::of(model, base, adapters)
+        Ok(Self { skipped, ..Self::of(model, base, adapters)? })
+    }
+
+    /// Damaged steps that are newer than those of the base and of the adapters, if these are named by their runs.
+    pub fn skipped(&self) -> Vec<SkippedStep> {
+        let of_adapters = match &self.adapters {
+            Some(SavedAdapters::Checkpoint(checkpoint)) => checkpoint.skipped(),
+            _ => &[],
+        };
+        self.skipped.iter().chain(of_adapters).cloned().collect()
     }
 
     /// Opens the weights with which a run began, which its checkpoints record, when the run is resumed. `named` is the path
@@ -162,7 +179,7 @@ impl AdaptedParameters {
         let first = adapters.as_ref().map(|adapters| WeightsOrigin::of_directory(adapters.path()));
         let options = model.adapters().map(AdapterOptions::of);
         let record = AdapterRecord { base, first: first.transpose()?, options };
-        Ok(Self { base_model, saved_base, keeps_head, record, adapters })
+        Ok(Self { base_model, saved_base, keeps_head, record, adapters, skipped: Vec::new() })
     }
 
     /// Whether adapters are saved, too.
@@ -219,7 +236,7 @@ impl AdaptedParameters {
             Some(SavedAdapters::Checkpoint(checkpoint)) => (checkpoint.step(), checkpoint.path()),
             _ => (None, self.record.base.path().expect("a drawn base is not opened")),
         };
-        Ok(LoadedParameters { arrays, step, path: path.to_owned(), skipped: Vec::new() })
+        Ok(LoadedParameters { arrays, step, path: path.to_owned(), skipped: self.skipped() })
     }
 }
 

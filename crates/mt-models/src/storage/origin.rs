@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mt_checkpoint::{Checkpoint, checkpoints_directory, fingerprint, open_latest};
+use mt_checkpoint::{Checkpoint, SkippedStep, checkpoints_directory, fingerprint, open_latest};
 use serde_json::{Value, json};
 
 use crate::{
@@ -25,22 +25,21 @@ pub enum WeightsOrigin {
 }
 
 impl WeightsOrigin {
-    /// The weights at a path: a published model, adapters, a checkpoint, or the newest undamaged step of a run. All files
-    /// are read for the checksum.
+    /// The weights at a path: a published model, adapters, a checkpoint, or the newest undamaged step of a run, with newer
+    /// steps that are damaged. All files are read for the checksum.
     ///
     /// # Errors
     /// The files cannot be read.
-    pub fn at(path: &Path) -> Result<Self, StateError> {
-        let path = if is_hugging_face(path) || is_peft(path) {
-            path.to_owned()
-        } else {
-            let newest = match checkpoints_directory(path)? {
-                Some(directory) => open_latest(&directory)?.map(|latest| latest.value),
-                None => None,
-            };
-            newest.map_or_else(|| Checkpoint::open_path(path), Ok)?.path().to_owned()
+    pub fn at(path: &Path) -> Result<(Self, Vec<SkippedStep>), StateError> {
+        if is_hugging_face(path) || is_peft(path) {
+            return Ok((Self::of_directory(path)?, Vec::new()));
+        }
+        let newest = match checkpoints_directory(path)? {
+            Some(directory) => open_latest(&directory)?.map(|latest| latest.value),
+            None => None,
         };
-        Self::of_directory(&path)
+        let newest = newest.map_or_else(|| Checkpoint::open_path(path), Ok)?;
+        Ok((Self::of_directory(newest.path())?, newest.skipped().to_vec()))
     }
 
     /// The weights in the directory of a published model, of adapters or of one checkpoint.
@@ -74,7 +73,7 @@ impl WeightsOrigin {
         let other = |now: String| StateError::OtherOrigin { what, before: self.to_string(), now };
         let (now, is_there) = match (path.exists(), named) {
             (true, _) => (Self::of_directory(path)?, true),
-            (false, Some(named)) if named.exists() && located(named) != *path => (Self::at(named)?, false),
+            (false, Some(named)) if named.exists() && located(named) != *path => (Self::at(named)?.0, false),
             (false, _) => return Err(other("nothing is there any more".to_owned())),
         };
         match (self.is_same(&now), is_there) {

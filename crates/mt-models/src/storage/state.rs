@@ -107,8 +107,9 @@ impl StateError {
         match self {
             Self::OtherTensors { missing, unused, others, .. } => missing.len() + unused.len() + others.len(),
             Self::Checkpoint(CheckpointError::Mismatch(comparison)) => {
-                let Comparison { missing, unexpected, wrong_shape, wrong_dtype, .. } = &**comparison;
-                missing.len() + unexpected.len() + wrong_shape.len() + wrong_dtype.len()
+                let Comparison { missing, unexpected, wrong_shape, wrong_dtype, unusable, .. } =
+                    &**comparison;
+                missing.len() + unexpected.len() + wrong_shape.len() + wrong_dtype.len() + unusable.len()
             }
             _ => 0,
         }

@@ -2,10 +2,12 @@
 
 use std::{fs, path::Path};
 
-use mt_checkpoint::{CheckpointManager, ManagerOptions, RunLock, SaveRequest};
+use mt_checkpoint::{
+    Checkpoint, CheckpointManager, Entry, ManagerOptions, RunLock, SaveRequest, StoredEntry,
+};
 use mt_models::{ArrayUse, LoadedParameters, Model, SavedParameters, StateEntries, StateError};
 use mt_runtime::{Array, testing::cpu};
-use mt_shape::{HostArray, Placement};
+use mt_shape::{DType, HostArray, Placement};
 
 use crate::{
     directory::Directory,
@@ -71,6 +73,32 @@ fn the_newest_undamaged_step_of_a_run_is_loaded() {
     let skipped: Vec<u64> = older.skipped.iter().map(|skipped| skipped.step).collect();
     assert_eq!((older.step, skipped), (Some(1), vec![2]));
     assert_eq!(on_host(&older.arrays), values);
+}
+
+#[test]
+fn numbers_that_are_no_weights_are_refused_by_name() {
+    let own = model(&[]);
+    let run = run(&*own, &parameters(&*own));
+    let checkpoint = Checkpoint::open_path(run.path()).unwrap();
+    let lock = RunLock::acquire(run.path()).unwrap();
+    let mut manager =
+        CheckpointManager::open(run.path().join("checkpoints"), &lock, ManagerOptions::default()).unwrap();
+    let kinds = [(DType::I32, 3), (DType::Bool, 4), (DType::F64, 5), (DType::U8, 6)];
+    for (dtype, step) in kinds {
+        let name = "params.params.decoder.decoder_norm.scale";
+        let entry = |stored: &StoredEntry| {
+            let array = checkpoint.read_all(&stored.name).unwrap();
+            let other = HostArray::zeros(dtype, array.dims());
+            Entry::new(stored.key.clone(), if stored.name == name { other } else { array })
+        };
+        let entries = checkpoint.entries().iter().map(entry).collect();
+        manager.save(step, SaveRequest { entries, ..SaveRequest::default() }).unwrap();
+        manager.wait_until_finished().unwrap();
+        let error = SavedParameters::open(&*own, run.path()).map(|_| ()).unwrap_err();
+        let message = error.to_string();
+        assert!(error.is_user_error(), "{message}");
+        assert!(message.contains(&format!("`{name}`: stored {dtype}, expected float32")), "{message}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock};
+use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock, StorageFormat};
 use mt_config::{Difference, RunRecord, TrainConfig};
 use mt_runtime::Runtime;
 
@@ -47,6 +47,11 @@ impl RunDirectory {
         let options = ManagerOptions {
             max_to_keep: settings.checkpoint.max_num_checkpoints_to_keep,
             asynchronous: settings.checkpoint.async_checkpointing,
+            format: StorageFormat {
+                ocdbt: settings.checkpoint.checkpoint_storage_use_ocdbt,
+                zarr3: settings.checkpoint.checkpoint_storage_use_zarr3,
+                target_file_bytes: settings.checkpoint.checkpoint_storage_target_data_file_size_bytes,
+            },
             ..ManagerOptions::default()
         };
         let manager = CheckpointManager::open(settings.run.checkpoint_directory(), &lock, options)?;

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     arguments::CheckpointDiff,
+    commands::report_loaded,
     failure::{Failure, print},
 };
 
@@ -17,6 +18,7 @@ const SHOWN: usize = 20;
 
 pub fn run(arguments: &CheckpointDiff) -> Result<(), Failure> {
     let (left, right) = (WeightsSource::open(&arguments.left)?, WeightsSource::open(&arguments.right)?);
+    [&left, &right].into_iter().for_each(|source| report_loaded(source.skipped(), &[], None));
     let kinds_differ = left.listing()?.kind != right.listing()?.kind;
     let mut diff = ListingDiff::of(&left, &right, arguments.values)?;
     let of_name = |left: &ListedTensor, right: &ListedTensor| by_name(&left.name, &right.name);

@@ -9,11 +9,14 @@ use serde_json::{Map, Value, json};
 use super::table::{Align, by_name, bytes, counted, elements, lines};
 use crate::{
     arguments::Inspect,
+    commands::report_loaded,
     failure::{Failure, print},
 };
 
 pub fn run(arguments: &Inspect) -> Result<(), Failure> {
-    let mut listing = WeightsSource::open(&arguments.path)?.listing()?;
+    let source = WeightsSource::open(&arguments.path)?;
+    report_loaded(source.skipped(), &[], None);
+    let mut listing = source.listing()?;
     listing.tensors.sort_by(|left, right| by_name(&left.name, &right.name));
     if arguments.json {
         return print(&format!("{:#}", object(&listing)));

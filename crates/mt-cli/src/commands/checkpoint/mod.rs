@@ -1,4 +1,4 @@
-//! `maxtext checkpoint`: inspect, diff, export, import.
+//! `maxtext checkpoint`: inspect, diff, verify, export, import.
 
 mod diff;
 mod export;
@@ -6,6 +6,7 @@ mod import;
 mod inspect;
 mod source;
 mod table;
+mod verify;
 
 pub use table::parse_bytes;
 
@@ -16,6 +17,7 @@ pub fn run(command: CheckpointCommand) -> Result<(), Failure> {
     match command {
         CheckpointCommand::Inspect(arguments) => inspect::run(&arguments),
         CheckpointCommand::Diff(arguments) => diff::run(&arguments),
+        CheckpointCommand::Verify(arguments) => verify::run(&arguments),
         CheckpointCommand::Export(arguments) => export::run(arguments),
         CheckpointCommand::Import(arguments) => import::run(arguments),
     }

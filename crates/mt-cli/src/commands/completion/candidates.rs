@@ -86,7 +86,7 @@ fn arguments(command: &Command, path: &[&str], given: &[String], current: &str) 
             let names = model_names().chain(preset_names()).map(Candidate::plain);
             names.chain(paths(current, is_yaml)).collect()
         }
-        ["checkpoint", "inspect" | "diff"] => paths(current, |_| true),
+        ["checkpoint", "inspect" | "diff" | "verify"] => paths(current, |_| true),
         ["config", "models"] => model_names().map(Candidate::plain).collect(),
         _ => {
             let values = command.get_positionals().flat_map(|argument| argument.get_possible_values());

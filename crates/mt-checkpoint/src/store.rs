@@ -1,0 +1,130 @@
+//! The keys and values of an item's arrays: files below a directory, or a database.
+
+use std::{
+    fs::{self, File},
+    io::{self, Cursor, Read, Seek, SeekFrom},
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde_json::Value as Json;
+
+use crate::{
+    disk::read_range,
+    error::Result,
+    files::StepFiles,
+    ocdbt::{Database, Location},
+};
+
+/// Where an item keeps its arrays. Keys are those of TensorStore, such as `params.scale/c/0`.
+#[derive(Debug)]
+pub(crate) enum Store {
+    /// Each value is a file of the directory, named by its key.
+    Files(PathBuf),
+    Database(Database),
+}
+
+/// A stored value.
+#[derive(Clone, Debug)]
+pub(crate) struct Blob {
+    /// The file that holds it.
+    pub file: Arc<Path>,
+    contents: Contents,
+}
+
+#[derive(Clone, Debug)]
+enum Contents {
+    InFile(Range<u64>),
+    InMemory(Arc<[u8]>),
+}
+
+impl Store {
+    /// The value of a key; `None` if there is none.
+    ///
+    /// # Errors
+    /// A file cannot be examined.
+    pub fn find(&self, files: &StepFiles, key: &str) -> Result<Option<Blob>> {
+        let directory = match self {
+            Self::Files(directory) => directory,
+            Self::Database(database) => {
+                return Ok(database.find(key).map(|location| match location {
+                    Location::Node { file, bytes } => {
+                        let contents = Contents::InMemory(bytes.as_slice().into());
+                        Blob { file: Arc::clone(file), contents }
+                    }
+                    Location::File { file, range } => {
+                        Blob { file: Arc::clone(file), contents: Contents::InFile(range.clone()) }
+                    }
+                }));
+            }
+        };
+        let path = directory.join(key);
+        match fs::metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => {
+                Err(files.failed_read(&path, io::Error::from(io::ErrorKind::IsADirectory)))
+            }
+            Ok(metadata) => {
+                Ok(Some(Blob { file: path.into(), contents: Contents::InFile(0..metadata.len()) }))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(files.failed_read(&path, source)),
+        }
+    }
+
+    /// As [`Self::find`], for a key that must have a value.
+    ///
+    /// # Errors
+    /// The value is missing.
+    pub fn require(&self, files: &StepFiles, key: &str) -> Result<Blob> {
+        self.find(files, key)?.ok_or_else(|| match self {
+            Self::Files(directory) => files.corrupt(&directory.join(key), "it is missing"),
+            Self::Database(database) => {
+                files.corrupt(&database.directory().join(key), "the database does not have it")
+            }
+        })
+    }
+
+    /// The JSON value of a key.
+    ///
+    /// # Errors
+    /// The value is missing or damaged.
+    pub fn json(&self, files: &StepFiles, key: &str) -> Result<Json> {
+        if let Self::Files(directory) = self {
+            return files.json(&directory.join(key));
+        }
+        let blob = self.require(files, key)?;
+        let bytes = blob.read(0..blob.len()).map_err(|source| files.failed_read(&blob.file, source))?;
+        serde_json::from_slice(&bytes)
+            .map_err(|error| files.corrupt(&blob.file, format!("value `{key}` is not JSON: {error}")))
+    }
+}
+
+impl Blob {
+    pub fn len(&self) -> u64 {
+        match &self.contents {
+            Contents::InFile(range) => range.end - range.start,
+            Contents::InMemory(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// A range of the value, which must lie within it.
+    pub fn read(&self, range: Range<u64>) -> io::Result<Vec<u8>> {
+        match &self.contents {
+            Contents::InFile(own) => read_range(&self.file, own.start + range.start..own.start + range.end),
+            Contents::InMemory(bytes) => Ok(bytes[range.start as usize..range.end as usize].to_vec()),
+        }
+    }
+
+    /// A range of the value, which must lie within it, as a stream.
+    pub fn stream(&self, range: Range<u64>) -> io::Result<Box<dyn Read>> {
+        match &self.contents {
+            Contents::InFile(own) => {
+                let mut file = File::open(&self.file)?;
+                file.seek(SeekFrom::Start(own.start + range.start))?;
+                Ok(Box::new(file.take(range.end - range.start)))
+            }
+            Contents::InMemory(_) => self.read(range).map(|bytes| Box::new(Cursor::new(bytes)) as _),
+        }
+    }
+}
