@@ -203,7 +203,7 @@ impl PartDescription for AttentionConfig {
             axes: [&slots[..], &[width]].concat(),
             logical_axes: CACHED.to_vec(),
             dtype: dims.dtype,
-            kept: Kept::Slots { stride: 1 },
+            kept: Kept::Slots { reach: self.options.mask.reach() },
         };
         vec![array("key", self.head_dim), array("value", self.value_dim)]
     }

@@ -268,7 +268,7 @@ impl PartDescription for LatentAttentionConfig {
             axes: [&slots, own].concat(),
             logical_axes: logical_axes.to_vec(),
             dtype: dims.dtype,
-            kept: Kept::Slots { stride: 1 },
+            kept: Kept::Slots { reach: self.options.mask.reach() },
         };
         if self.caches_expanded {
             let heads = axis(KV_HEADS, self.heads);
