@@ -22,7 +22,7 @@ pub use layer_output::{
     LayerOutput, OfLayers, OutputLabel, Reduce, RoutingBias, ScoreWeights, expert_loads, statistics,
 };
 pub use model::{
-    ENTRY_OF_SEQUENCE, Forward, ForwardPass, GenerationState, Hidden, Kept, Model, ModelError, PAGE, PAGE_OF_ROW,
+    ENTRY_OF_SEQUENCE, Forward, ForwardPass, GenerationState, Hidden, Kept, Model, ModelError,
     PageTables, Source, StateSpec, Tokens, build,
 };
 pub use storage::{

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use mt_config::ModelGroup;
 use mt_nn::{
     ParamSpec, SequenceOrder,
+    attention::{PAGE, slots_of_pages},
     axes::{BATCH, KV_POSITION},
 };
 use mt_shape::{Axis, DType, LogicalAxis, Path, axis};
@@ -176,14 +177,10 @@ pub struct PageTables<'t> {
     pub tables: Vec<(Option<usize>, Tensor<'t>)>,
     /// The entry of each row in arrays without pages: `i32[batch]`
     pub entries: Tensor<'t>,
-    /// Whether no tokens precede those of the call, so that entries count as zeros: `bool[batch]`
-    pub is_new: Tensor<'t>,
+    /// The number of tokens of each row before those of the call: `i32[batch]`
+    pub before: Tensor<'t>,
 }
 
-/// The pages of a pool.
-pub const PAGE: &str = "page";
-/// The pages of a row.
-pub const PAGE_OF_ROW: &str = "page_of_row";
 /// The entries of a pool without pages, one for each sequence.
 pub const ENTRY_OF_SEQUENCE: &str = "sequence";
 
@@ -200,19 +197,21 @@ impl<'t> PageTables<'t> {
     ) -> Tensor<'t> {
         match kept {
             Kept::Slots { .. } if is_filled => pool,
-            Kept::Slots { reach } => {
-                let known = self.tables.iter().find(|(other, _)| *other == reach);
-                let (_, table) = known.expect("there is a table for each reach");
-                let pages = pool.take(PAGE, *table).merge(&[PAGE_OF_ROW, KV_POSITION], KV_POSITION);
-                pages.pad(KV_POSITION, 0, num_tokens, 0.0)
-            }
+            Kept::Slots { reach } => slots_of_pages(pool, self.table(reach), num_tokens),
             Kept::Whole | Kept::WholeSlots { .. } | Kept::OfSource => {
                 let entries = pool.take(ENTRY_OF_SEQUENCE, self.entries);
                 let axes = entries.axes();
                 let nothing = pool.region().full(pool.dtype(), &axes, 0.0);
-                self.is_new.broadcast(&axes).select(nothing, entries)
+                // No earlier tokens have left a trace in the entry.
+                self.before.equals(0.0).broadcast(&axes).select(nothing, entries)
             }
         }
+    }
+
+    /// The pages of each row in arrays of this reach.
+    pub(crate) fn table(&self, reach: Option<usize>) -> Tensor<'t> {
+        let known = self.tables.iter().find(|(other, _)| *other == reach);
+        known.expect("there is a table for each reach").1
     }
 }
 

@@ -7,8 +7,11 @@
 use std::ops::Range;
 
 use mt_ir::Program;
-use mt_models::{ENTRY_OF_SEQUENCE, Forward, GenerationState, Kept, PAGE, PAGE_OF_ROW, PageTables, StateSpec, Tokens};
-use mt_nn::axes::{BATCH, KV_POSITION, POSITION, VOCAB};
+use mt_models::{ENTRY_OF_SEQUENCE, Forward, GenerationState, Kept, PageTables, StateSpec, Tokens};
+use mt_nn::{
+    attention::{PAGE, PAGE_OF_ROW},
+    axes::{BATCH, KV_POSITION, POSITION, VOCAB},
+};
 use mt_shape::{Axis, DType, axis, logical};
 use mt_trace::{Inputs, Output, Tensor, program};
 
@@ -302,7 +305,7 @@ impl ServePrograms {
             segmentation: occupied,
             is_filled: pages == 0,
             slots: *max_length,
-            pages: Some(PageTables { tables, entries, is_new: before.equals(0.0) }),
+            pages: Some(PageTables { tables, entries, before }),
         };
         let tokens = Tokens::as_read(range(columns.tokens(), POSITION), places + before, segmentation);
         let forward = Forward { state: Some(state), ..Forward::default() };

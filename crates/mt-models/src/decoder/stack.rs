@@ -13,7 +13,7 @@ use super::{
     DecoderConfig, LayerConfig, SegmentConfig, SegmentForm,
     adapters::with_adapters,
     layer::{DecoderLayer, LayerInputs, LayerOutputs, layer_specs},
-    part::{PartInputs, PartState, SourceStates, StateDims},
+    part::{PartInputs, PartPools, PartState, SourceStates, StateDims},
     pieces::Pieces,
 };
 use crate::{Kept, LayerOutput, OfLayers, OutputLabel, PageTables, StateSpec};
@@ -403,6 +403,7 @@ fn apply<'b, 't: 'b>(
         angles: &inputs.angles,
         state: inputs.state.as_ref().map(|state| PartState {
             arrays: views.as_deref().unwrap_or(given.state),
+            pools: state.pages.as_ref().map(|tables| PartPools { arrays: given.state, tables }),
             start: state.start,
             is_filled: state.is_filled,
         }),

@@ -3,8 +3,7 @@
 use mt_nn::{
     Initializer, Linear, ParamSpec, RmsNorm, RotaryOptions,
     attention::{
-        ACTIVATION, Attended, Attention, AttentionInputs, AttentionOptions, CACHED, CONTEXT,
-        CachedKeysValues, KeysValues, QUERY, RelativeBuckets, Temperature,
+        ACTIVATION, Attended, Attention, AttentionInputs, AttentionOptions, CACHED, CONTEXT, KeysValues, QUERY, RelativeBuckets, Temperature,
     },
     axes::{BATCH, KV_POSITION},
 };
@@ -137,10 +136,7 @@ impl Part for AttentionConfig {
             [key, value] => Some(KeysValues { key, value }),
             _ => None,
         };
-        let state = inputs.state.as_ref();
-        let cache = state.and_then(|state| {
-            pair(state.arrays).map(|cached| CachedKeysValues { cached, start: state.start })
-        });
+        let cache = inputs.state.as_ref().and_then(|state| state.keys_values(self.options.mask.reach()));
         let given = AttentionInputs {
             angles: self.rotary.as_ref().map(|rotary| inputs.angles(rotary)),
             query_factors: self.temperature.map(|temperature| temperature.factors(inputs.positions)),

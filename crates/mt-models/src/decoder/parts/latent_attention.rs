@@ -4,7 +4,7 @@ use mt_nn::{
     Initializer, LayerNorm, Linear, ParamSpec, RotaryOptions,
     attention::{
         ACTIVATION, AttentionInputs, AttentionOptions, CACHED, CACHED_LATENTS, CONTEXT, CUTOFF,
-        CachedKeysValues, CachedLatents, EXPANDED_HEAD, Indexer, IndexerLoss, IndexerOptions, KeysValues,
+        CachedLatents, EXPANDED_HEAD, Indexer, IndexerLoss, IndexerOptions,
         LatentAttention, LatentCache, LatentOptions, LatentSizes, Latents, QUERY, queries_at_once,
     },
     axes::{
@@ -133,10 +133,9 @@ impl Part for LatentAttentionConfig {
                 unreachable!("the state has at least two arrays")
             };
             match self.caches_expanded {
-                true => LatentCache::Expanded(CachedKeysValues {
-                    cached: KeysValues { key: *first, value: *second },
-                    start,
-                }),
+                true => LatentCache::Expanded(
+                    state.keys_values(self.options.mask.reach()).expect("the state has at least two arrays"),
+                ),
                 false => LatentCache::Latents(CachedLatents {
                     cached: Latents {
                         latent: *first,
