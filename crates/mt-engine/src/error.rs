@@ -79,7 +79,9 @@ pub enum EngineError {
          decode`, whose prompt is the source, or a model without an encoder"
     )]
     NoSource { command: &'static str },
-    #[error("no adapter is served as `{name}`\nhint: leave out the adapter, or name one that the server lists")]
+    #[error(
+        "no adapter is served as `{name}`\nhint: leave out the adapter, or name one that the server lists"
+    )]
     UnknownAdapter { name: String },
     #[error(
         "an engine serves from one device, but the mesh has {devices}\nhint: use one device; `maxtext decode` generates \

@@ -129,7 +129,9 @@ mod tests {
             }
         });
         for expected in 0..100 {
-            let Some(AnswerEvent::Finished { answer, .. }) = answers.recv() else { panic!("events end early") };
+            let Some(AnswerEvent::Finished { answer, .. }) = answers.recv() else {
+                panic!("events end early")
+            };
             assert_eq!(answer, expected);
         }
         assert!(answers.recv().is_none());

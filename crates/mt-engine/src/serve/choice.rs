@@ -110,7 +110,8 @@ pub(super) fn num_words(num_choices: usize) -> usize {
 impl<'t> Adjustments<'t> {
     /// Declares the inputs.
     pub fn declare(inputs: &Inputs<'t>, batch: Axis, num_choices: usize) -> Self {
-        let array = |name, dtype, second: Axis| inputs.input(name, dtype, &[batch, second], &[None, None], false);
+        let array =
+            |name, dtype, second: Axis| inputs.input(name, dtype, &[batch, second], &[None, None], false);
         let vocab = axis(VOCAB, num_choices);
         Self {
             bias: array("bias", DType::F32, vocab),

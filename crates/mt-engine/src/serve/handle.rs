@@ -254,7 +254,8 @@ fn pool_options(specs: &[StateSpec], options: &ServeOptions) -> Vec<PoolOptions>
                 let own = specs.iter().filter(|spec| spec.kept == Kept::Slots { reach });
                 let of = |spec: &StateSpec| {
                     let slots = spec.slots().max(1);
-                    (spec.dims().iter().product::<usize>() / slots * page_size * spec.dtype.byte_size()) as u64
+                    (spec.dims().iter().product::<usize>() / slots * page_size * spec.dtype.byte_size())
+                        as u64
                 };
                 own.map(of).sum()
             };

@@ -99,7 +99,9 @@ impl ServeOptions {
         let wanted = request.log_probabilities.max(request.prompt_log_probabilities);
         if let Some(count) = wanted.filter(|count| *count > self.max_log_probabilities) {
             let most = self.max_log_probabilities;
-            return wrong(format!("{count} most probable tokens are wanted, but at most {most} are reported"));
+            return wrong(format!(
+                "{count} most probable tokens are wanted, but at most {most} are reported"
+            ));
         }
         if let Some(name) = &request.adapter {
             return Err(EngineError::UnknownAdapter { name: name.clone() });
@@ -111,7 +113,9 @@ impl ServeOptions {
     fn check_choice(&self, choice: &TokenChoice) -> Result<(), EngineError> {
         let within = |name: &str, value: f64, is_right: bool, expected: &str| match is_right {
             true => Ok(()),
-            false => Err(EngineError::Sampling(format!("`{name}` is `{value}`, but it has to be {expected}"))),
+            false => {
+                Err(EngineError::Sampling(format!("`{name}` is `{value}`, but it has to be {expected}")))
+            }
         };
         let &TokenChoice { temperature, top_p, min_p, repetition_penalty, .. } = choice;
         let is_positive = |value: f64| value.is_finite() && value > 0.0;
@@ -121,10 +125,9 @@ impl ServeOptions {
         within("min_p", min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?;
         let is_right = is_positive(repetition_penalty);
         within("repetition_penalty", repetition_penalty, is_right, "a number above 0")?;
-        for (name, value) in [
-            ("presence_penalty", choice.presence_penalty),
-            ("frequency_penalty", choice.frequency_penalty),
-        ] {
+        for (name, value) in
+            [("presence_penalty", choice.presence_penalty), ("frequency_penalty", choice.frequency_penalty)]
+        {
             within(name, value, value.is_finite(), "a number")?;
         }
         let wrong = |message: String| Err(EngineError::Sampling(message));

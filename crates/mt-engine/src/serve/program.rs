@@ -37,9 +37,18 @@ const WRITTEN: &str = "written";
 pub(crate) enum StepKey {
     /// Reads up to `length` tokens of each of `rows` prompts. With `scores`, also returns the log-probabilities of given
     /// tokens and of so many most probable ones at each position.
-    Read { rows: usize, length: usize, pages: usize, scores: Option<usize> },
+    Read {
+        rows: usize,
+        length: usize,
+        pages: usize,
+        scores: Option<usize>,
+    },
     /// Reads one token of each row, and chooses the next one.
-    Choose { rows: usize, pages: usize, choice: ChoiceKey },
+    Choose {
+        rows: usize,
+        pages: usize,
+        choice: ChoiceKey,
+    },
     Copy,
     Empty,
 }
@@ -243,8 +252,9 @@ impl ServePrograms {
     /// Makes empty pools.
     fn empty(&self) -> Result<Program, EngineError> {
         Ok(program(&self.programs.options(EMPTY_STATE), |inputs| {
-            let empty =
-                |spec: &StateSpec| inputs.region().full(spec.dtype, &spec.axes, 0.0).constrain(&spec.logical_axes);
+            let empty = |spec: &StateSpec| {
+                inputs.region().full(spec.dtype, &spec.axes, 0.0).constrain(&spec.logical_axes)
+            };
             let pools: Vec<Tensor<'_>> = self.pools().iter().map(empty).collect();
             self.pool_outputs(inputs, &pools)
         })?)
@@ -311,7 +321,9 @@ impl ServePrograms {
         let forward = Forward { state: Some(state), ..Forward::default() };
         let made = self.programs.model.hidden(&parameters, tokens, forward);
         let updated = pools.into_iter().zip(self.pools()).zip(made.state).map(|((pool, spec), written)| {
-            let Kept::Slots { reach } = spec.kept else { return pool.put(ENTRY_OF_SEQUENCE, entries, written) };
+            let Kept::Slots { reach } = spec.kept else {
+                return pool.put(ENTRY_OF_SEQUENCE, entries, written);
+            };
             let index = reaches.iter().position(|(other, _)| *other == reach);
             let slots = range(columns.slots(index.expect("each reach has a pool")), POSITION);
             let slots = slots.merge(&[BATCH, POSITION], WRITTEN);
@@ -320,7 +332,9 @@ impl ServePrograms {
             let written = written.order(&names).merge(&[BATCH, KV_POSITION], WRITTEN);
             let pages: Vec<Axis> =
                 spec.axes.iter().filter(|own| [PAGE, KV_POSITION].contains(&own.name)).copied().collect();
-            pool.merge(&[PAGE, KV_POSITION], POOL_SLOT).put(POOL_SLOT, slots, written).split(POOL_SLOT, &pages)
+            pool.merge(&[PAGE, KV_POSITION], POOL_SLOT)
+                .put(POOL_SLOT, slots, written)
+                .split(POOL_SLOT, &pages)
         });
         let updated: Vec<Tensor<'t>> = updated.collect();
         let pools = self.pool_outputs(inputs, &updated);

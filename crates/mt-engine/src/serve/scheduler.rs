@@ -290,8 +290,11 @@ impl Scheduler {
         }
         let (entry, cached, tables) = (from.entry, from.cached, from.tables.clone());
         let to = self.entries.pop().expect("there is one");
-        let mut copy =
-            StateCopy { to_sequence: follower, entries: [entry, to], pages: Vec::with_capacity(tables.len()) };
+        let mut copy = StateCopy {
+            to_sequence: follower,
+            entries: [entry, to],
+            pages: Vec::with_capacity(tables.len()),
+        };
         let mut own = Vec::with_capacity(tables.len());
         for (pool, mut table) in self.pools.iter_mut().zip(tables) {
             table.truncate(last);
@@ -439,7 +442,9 @@ impl Scheduler {
                 sequence.prefixes.push(self.hasher.extend(before, tokens));
             }
             for (pool, table) in self.pools.iter_mut().zip(&sequence.tables) {
-                for (page, prefix) in table.iter().zip(&sequence.prefixes).take(num_full).skip(sequence.registered) {
+                for (page, prefix) in
+                    table.iter().zip(&sequence.prefixes).take(num_full).skip(sequence.registered)
+                {
                     if *page != NULL_PAGE {
                         pool.register(*page, *prefix);
                     }

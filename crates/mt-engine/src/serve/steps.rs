@@ -178,7 +178,12 @@ impl DeviceSteps {
     }
 
     /// The integers of rows for a program with these sizes. Rows that fill the batch read token 0 of no sequence.
-    fn integers(&self, rows: &[StepRow<'_>], num_rows: usize, columns: Columns) -> Result<Array, RuntimeError> {
+    fn integers(
+        &self,
+        rows: &[StepRow<'_>],
+        num_rows: usize,
+        columns: Columns,
+    ) -> Result<Array, RuntimeError> {
         let page_size = self.programs.sizes.page_size;
         let width = columns.total();
         let mut integers = vec![0_i32; num_rows * width];
@@ -221,14 +226,16 @@ impl DeviceSteps {
             _ if choice.top_p < 1.0 => num_choices,
             _ => 0,
         });
-        let is_free = |choice: &TokenChoice| choice.top_p >= 1.0 && choice.top_k.is_none_or(|k| k >= num_choices);
+        let is_free =
+            |choice: &TokenChoice| choice.top_p >= 1.0 && choice.top_k.is_none_or(|k| k >= num_choices);
         let sampler = if drawn().next().is_none() {
             Sampler::Greedy
         } else if drawn().all(is_free) {
             Sampler::Weighted
         } else {
             // A row that is not truncated needs all tokens.
-            let most = if drawn().any(is_free) { num_choices } else { candidates.max().unwrap_or(num_choices) };
+            let most =
+                if drawn().any(is_free) { num_choices } else { candidates.max().unwrap_or(num_choices) };
             Sampler::Truncated { candidates: most.next_power_of_two().max(64).min(num_choices) }
         };
         let num_top = choices.iter().map(|row| row.num_top).max().unwrap_or(0);
@@ -334,7 +341,9 @@ impl Steps for DeviceSteps {
         let scores = Scores::read(&outputs[1..])?;
         let tokens = tokens.as_slice::<i32>().expect("tokens have 32 bits");
         let chosen = choices.iter().zip(tokens).enumerate();
-        Ok(chosen.map(|(row, (choice, token))| scores.of(row, token.cast_unsigned(), choice.num_top)).collect())
+        Ok(chosen
+            .map(|(row, (choice, token))| scores.of(row, token.cast_unsigned(), choice.num_top))
+            .collect())
     }
 
     fn reset(&mut self) -> Result<(), EngineError> {
@@ -362,7 +371,12 @@ impl Scores {
             let width = scores.dims().last().copied().unwrap_or(0);
             let scores = &scores.as_slice::<f32>().expect(floats)[index * width..][..width];
             let tokens = &tokens.as_slice::<i32>().expect("tokens have 32 bits")[index * width..][..width];
-            tokens.iter().map(|token| token.cast_unsigned()).zip(scores.iter().copied()).take(num_top).collect()
+            tokens
+                .iter()
+                .map(|token| token.cast_unsigned())
+                .zip(scores.iter().copied())
+                .take(num_top)
+                .collect()
         });
         TokenLogProbability { token, log_probability: given[index], top: top.unwrap_or_default() }
     }

@@ -110,8 +110,13 @@ impl<S: Steps> Worker<S> {
         let prompt_scores = vec![None; if wants_scores { request.prompt.len() } else { 0 }];
         let limit = request.limits.max_new_tokens.unwrap_or(room).min(room);
         self.shared.count(|metrics| metrics.prompt_tokens += request.prompt.len() as u64);
-        let mut open =
-            OpenRequest { accepted, stop, limit, prompt_scores: Some(prompt_scores), sequences: sequences.clone() };
+        let mut open = OpenRequest {
+            accepted,
+            stop,
+            limit,
+            prompt_scores: Some(prompt_scores),
+            sequences: sequences.clone(),
+        };
         let mut filters = std::mem::take(&mut open.accepted.request.filters).into_iter();
         for (index, sequence) in sequences.into_iter().enumerate() {
             let (filter, adjustment) = (filters.next(), adjustment.clone());

@@ -11,7 +11,8 @@ use crate::{
     Arithmetic, Cotangents, Dim, Elements, ElementsMut, Gate, Instructions, Kernels, Operand, RmsNorm, Rows,
     Targets,
     attention::{
-        self, Cache, CachedInputs, Gradients, Inputs, Mask, Options, Outcome, Residuals, Results, Shape, Strides,
+        self, Cache, CachedInputs, Gradients, Inputs, Mask, Options, Outcome, Residuals, Results, Shape,
+        Strides,
     },
     buffer_element::BufferElement,
     cross_entropy::{cross_entropy, cross_entropy_gradient},

@@ -3,8 +3,10 @@
 use std::{collections::HashMap, ops::Range};
 
 use mt_nn::{
-    Dropout, LayerIndex, LayerPlace, ParamSpec, RotaryAngles, RotaryOptions, attention::Segments,
-    axes::{LAYERS, POSITION}, constrain_to_specs,
+    Dropout, LayerIndex, LayerPlace, ParamSpec, RotaryAngles, RotaryOptions,
+    attention::Segments,
+    axes::{LAYERS, POSITION},
+    constrain_to_specs,
 };
 use mt_shape::{Axis, DType, Path, Tree, axis};
 use mt_trace::{Key, Memory, Region, SavePolicy, ScanOptions, Tensor};

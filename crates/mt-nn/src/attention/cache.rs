@@ -129,14 +129,14 @@ fn attend_to_pages<'t>(
     let CachedPages { pool, table, before } = pages;
     let key_pool = pool.key.order(&[PAGE, KV_POSITION, KV_HEADS, HEAD_DIM]);
     let value_pool = pool.value.order(&[PAGE, KV_POSITION, KV_HEADS, VALUE_DIM]);
-    let operands =
-        [query, own.key, own.value, key_pool, value_pool, table, before, segments.query, sinks];
+    let operands = [query, own.key, own.value, key_pool, value_pool, table, before, segments.query, sinks];
     let made = query.region().kernel(
         &kernels::ATTENTION_TO_PAGES,
         options.for_kernels(),
         &operands,
         |region, operands| {
-            let [query, key, value, key_pool, value_pool, table, before, query_segments, sinks] = operands[..]
+            let [query, key, value, key_pool, value_pool, table, before, query_segments, sinks] =
+                operands[..]
             else {
                 unreachable!("the kernel has nine arguments")
             };

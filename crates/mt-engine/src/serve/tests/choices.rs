@@ -36,12 +36,16 @@ fn probabilities(choice: &TokenChoice, seen: &Seen) -> Vec<f64> {
     for (token, score) in scores.iter_mut().enumerate() {
         let count = seen.answer.iter().filter(|seen| **seen as usize == token).count();
         if count > 0 || seen.prompt.contains(&(token as u32)) {
-            *score =
-                if *score > 0.0 { *score / choice.repetition_penalty } else { *score * choice.repetition_penalty };
+            *score = if *score > 0.0 {
+                *score / choice.repetition_penalty
+            } else {
+                *score * choice.repetition_penalty
+            };
         }
         *score -= choice.frequency_penalty * count as f64;
         *score -= if count > 0 { choice.presence_penalty } else { 0.0 };
-        let is_allowed = choice.allowed_tokens.as_ref().is_none_or(|allowed| allowed.contains(&(token as u32)));
+        let is_allowed =
+            choice.allowed_tokens.as_ref().is_none_or(|allowed| allowed.contains(&(token as u32)));
         if !is_allowed || choice.banned_tokens.contains(&(token as u32)) {
             *score = f64::NEG_INFINITY;
         }
@@ -156,7 +160,12 @@ fn draws_follow_the_distribution_of_each_rule() {
         ("hot", TokenChoice { temperature: 1.7, ..plain() }, Sampler::Weighted, false),
         ("cold", TokenChoice { temperature: 0.4, ..plain() }, Sampler::Weighted, false),
         ("top_k", TokenChoice { top_k: Some(7), ..plain() }, all, false),
-        ("top_k of few", TokenChoice { top_k: Some(7), ..plain() }, Sampler::Truncated { candidates: 16 }, false),
+        (
+            "top_k of few",
+            TokenChoice { top_k: Some(7), ..plain() },
+            Sampler::Truncated { candidates: 16 },
+            false,
+        ),
         ("top_p", TokenChoice { top_p: 0.8, ..plain() }, all, false),
         ("min_p", TokenChoice { min_p: 0.1, ..plain() }, Sampler::Weighted, false),
         ("min_p, sorted", TokenChoice { min_p: 0.1, ..plain() }, all, false),
@@ -182,8 +191,18 @@ fn draws_follow_the_distribution_of_each_rule() {
             true,
         ),
         ("bias", TokenChoice { logit_bias: vec![(3, 2.5), (14, -4.0)], ..plain() }, Sampler::Weighted, true),
-        ("allowed", TokenChoice { allowed_tokens: Some(vec![0, 2, 31, 32, 39]), ..plain() }, Sampler::Weighted, true),
-        ("banned", TokenChoice { banned_tokens: vec![7, 33], min_p: 0.05, ..plain() }, Sampler::Weighted, true),
+        (
+            "allowed",
+            TokenChoice { allowed_tokens: Some(vec![0, 2, 31, 32, 39]), ..plain() },
+            Sampler::Weighted,
+            true,
+        ),
+        (
+            "banned",
+            TokenChoice { banned_tokens: vec![7, 33], min_p: 0.05, ..plain() },
+            Sampler::Weighted,
+            true,
+        ),
     ];
     for (name, choice, sampler, is_adjusted) in cases {
         let seen = if is_adjusted { seen() } else { nothing() };
@@ -197,7 +216,8 @@ fn a_temperature_of_0_takes_the_most_probable_token() {
     let seen = Seen { answer: vec![0; 9], prompt: Vec::new() };
     let likeliest = |choice: &TokenChoice| {
         let weights = probabilities(&TokenChoice { temperature: 1.0, ..choice.clone() }, &seen);
-        let best = (0..VOCAB_SIZE).reduce(|best, token| if weights[token] > weights[best] { token } else { best });
+        let best =
+            (0..VOCAB_SIZE).reduce(|best, token| if weights[token] > weights[best] { token } else { best });
         best.unwrap() as u32
     };
     for choice in [

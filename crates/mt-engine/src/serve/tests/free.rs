@@ -93,7 +93,8 @@ fn of_hashes(hashes: impl Iterator<Item = u64>) -> u32 {
 
 /// The next token by the text alone.
 fn expected(tokens: &[u32], reaches: &[Option<usize>], has_entries: bool) -> u32 {
-    let hash = |start: u64, tokens: &[u32]| tokens.iter().fold(start, |hash, token| mixed(hash, u64::from(*token)));
+    let hash =
+        |start: u64, tokens: &[u32]| tokens.iter().fold(start, |hash, token| mixed(hash, u64::from(*token)));
     let seen = reaches.iter().map(|reach| {
         let first = reach.map_or(0, |reach| tokens.len().saturating_sub(reach));
         hash(1, &tokens[first..])
@@ -225,7 +226,8 @@ fn prompt(random: &mut Random, longest: usize) -> Vec<u32> {
 /// runs beside them.
 fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) {
     let scheduling = scheduling(reaches, num_pages, keeps_prefixes);
-    let handle = EngineHandle::run(FreeModel::new(&scheduling), Scheduler::new(scheduling), options(64), &sizes());
+    let handle =
+        EngineHandle::run(FreeModel::new(&scheduling), Scheduler::new(scheduling), options(64), &sizes());
     let threads: Vec<_> = (0..6)
         .map(|seed| {
             let (handle, reaches) = (handle.clone(), reaches.to_vec());
@@ -258,7 +260,12 @@ fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) {
                             assert_eq!(Some(answer.len()), limits.max_new_tokens);
                             let mut text = prompt.clone();
                             for token in answer {
-                                assert_eq!(token, expected(&text, &reaches, !keeps_prefixes), "after {} tokens", text.len());
+                                assert_eq!(
+                                    token,
+                                    expected(&text, &reaches, !keeps_prefixes),
+                                    "after {} tokens",
+                                    text.len()
+                                );
                                 text.push(token);
                             }
                         }
@@ -273,10 +280,7 @@ fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) {
     assert_eq!(metrics.cached_prompt_tokens > 0, keeps_prefixes, "{metrics:?}");
     // Twelve sequences of up to 64 tokens take up to 192 pages.
     assert_eq!(metrics.preemptions > 0, num_pages < 60, "{metrics:?}");
-    assert!(matches!(
-        handle.submit(GenerationRequest::greedy(vec![1])),
-        Err(SubmitError::ShuttingDown)
-    ));
+    assert!(matches!(handle.submit(GenerationRequest::greedy(vec![1])), Err(SubmitError::ShuttingDown)));
 }
 
 #[test]
@@ -305,7 +309,9 @@ fn a_failing_step_fails_its_requests_alone() {
     while let Some(event) = answers.recv() {
         events.push(event);
     }
-    assert!(matches!(events.last(), Some(AnswerEvent::Failed(error)) if error.to_string().contains("the model fails")));
+    assert!(
+        matches!(events.last(), Some(AnswerEvent::Failed(error)) if error.to_string().contains("the model fails"))
+    );
     assert_eq!(collect(handle.submit(request()).unwrap(), 1)[0].0.len(), 6);
 }
 
@@ -352,11 +358,14 @@ fn stop_tokens_and_filters_end_answers() {
 #[test]
 fn wrong_requests_are_refused() {
     let scheduling = scheduling(&[None], 30, true);
-    let handle = EngineHandle::run(FreeModel::new(&scheduling), Scheduler::new(scheduling), options(64), &sizes());
+    let handle =
+        EngineHandle::run(FreeModel::new(&scheduling), Scheduler::new(scheduling), options(64), &sizes());
     let check = |change: &dyn Fn(&mut GenerationRequest), expected: &str| {
         let mut request = GenerationRequest::greedy(vec![1, 2]);
         change(&mut request);
-        let Err(SubmitError::Invalid(error)) = handle.submit(request) else { panic!("{expected} is accepted") };
+        let Err(SubmitError::Invalid(error)) = handle.submit(request) else {
+            panic!("{expected} is accepted")
+        };
         assert!(error.is_user_error());
         assert!(error.to_string().contains(expected), "{error}");
     };
@@ -375,17 +384,15 @@ fn wrong_requests_are_refused() {
     check(&|request| request.choice.logit_bias = vec![(3, f32::NAN)], "the bias of token 3");
     check(
         &|request| {
-            request.choice = TokenChoice {
-                allowed_tokens: Some(vec![4]),
-                banned_tokens: vec![4],
-                ..TokenChoice::GREEDY
-            };
+            request.choice =
+                TokenChoice { allowed_tokens: Some(vec![4]), banned_tokens: vec![4], ..TokenChoice::GREEDY };
         },
         "all allowed tokens are banned",
     );
     check(
         &|request| {
-            request.limits = AnswerLimits { min_tokens: 3, max_new_tokens: Some(2), ..AnswerLimits::default() };
+            request.limits =
+                AnswerLimits { min_tokens: 3, max_new_tokens: Some(2), ..AnswerLimits::default() };
         },
         "at least 3 tokens, but it may have at most 2",
     );

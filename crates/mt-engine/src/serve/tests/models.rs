@@ -8,11 +8,11 @@ use mt_testing::Random;
 use serde_json::Value;
 
 use crate::{
-    Engine, EngineOptions, FinishReason, LoadedModel, Limits, PromptBounds, Request, SamplingOptions, load_model,
-    score,
+    Engine, EngineOptions, FinishReason, Limits, LoadedModel, PromptBounds, Request, SamplingOptions,
+    load_model, score,
     serve::{
-        AnswerEvent, AnswerLimits, Answers, CacheSize, EngineHandle, EngineMetrics, GenerationRequest, ServeOptions,
-        ServedModel, TokenChoice, TokenLogProbability, steps::StepSizes,
+        AnswerEvent, AnswerLimits, Answers, CacheSize, EngineHandle, EngineMetrics, GenerationRequest,
+        ServeOptions, ServedModel, TokenChoice, TokenLogProbability, steps::StepSizes,
     },
     tests::families::{config, rows},
 };
@@ -110,8 +110,9 @@ fn reference(loaded: LoadedModel, prompts: &[Vec<u32>], count: usize) -> Vec<Vec
         prompts.iter().map(|prompt| Request { prompt: prompt.clone(), sample: 0 }).collect();
     let limits = Limits { max_new_tokens: Some(count), stop: Vec::new() };
     let session = engine.with(&loaded.parameters).unwrap();
-    let made =
-        session.generate(&requests, &SamplingOptions::GREEDY, &limits, |_| ControlFlow::Continue(())).unwrap();
+    let made = session
+        .generate(&requests, &SamplingOptions::GREEDY, &limits, |_| ControlFlow::Continue(()))
+        .unwrap();
     made.rows.into_iter().map(|row| row.tokens).collect()
 }
 
@@ -221,7 +222,10 @@ fn log_probabilities_are_those_of_logits() {
             let sum = scores.iter().map(|score| (score - largest).exp()).sum::<f64>().ln() + largest;
             let of = |token: u32| scores[token as usize] - sum;
             assert_eq!(given.token, text[place], "{name}");
-            assert!((f64::from(given.log_probability) - of(given.token)).abs() < 1e-5, "{name} {place}: {given:?}");
+            assert!(
+                (f64::from(given.log_probability) - of(given.token)).abs() < 1e-5,
+                "{name} {place}: {given:?}"
+            );
             let mut order: Vec<u32> = (0..width as u32).collect();
             order.sort_by(|a, b| of(*b).total_cmp(&of(*a)));
             assert_eq!(given.top.len(), num_top);

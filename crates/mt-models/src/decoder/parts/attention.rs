@@ -3,7 +3,8 @@
 use mt_nn::{
     Initializer, Linear, ParamSpec, RmsNorm, RotaryOptions,
     attention::{
-        ACTIVATION, Attended, Attention, AttentionInputs, AttentionOptions, CACHED, CONTEXT, KeysValues, QUERY, RelativeBuckets, Temperature,
+        ACTIVATION, Attended, Attention, AttentionInputs, AttentionOptions, CACHED, CONTEXT, KeysValues,
+        QUERY, RelativeBuckets, Temperature,
     },
     axes::{BATCH, KV_POSITION},
 };

@@ -4,8 +4,8 @@ use mt_nn::{
     Initializer, LayerNorm, Linear, ParamSpec, RotaryOptions,
     attention::{
         ACTIVATION, AttentionInputs, AttentionOptions, CACHED, CACHED_LATENTS, CONTEXT, CUTOFF,
-        CachedLatents, EXPANDED_HEAD, Indexer, IndexerLoss, IndexerOptions,
-        LatentAttention, LatentCache, LatentOptions, LatentSizes, Latents, QUERY, queries_at_once,
+        CachedLatents, EXPANDED_HEAD, Indexer, IndexerLoss, IndexerOptions, LatentAttention, LatentCache,
+        LatentOptions, LatentSizes, Latents, QUERY, queries_at_once,
     },
     axes::{
         BATCH, HEAD_DIM, INDEX_HEADS, KV_HEADS, KV_POSITION, LATENT, QUERY_HEADS, QUERY_LATENT, VALUE_DIM,
