@@ -90,6 +90,24 @@ pub enum EngineError {
         }
     )]
     NoSource { command: &'static str },
+    #[error(
+        "no adapter is served as `{name}`\nhint: leave out the adapter, or name one that the server lists"
+    )]
+    UnknownAdapter { name: String },
+    #[error(
+        "an engine serves from one device, but the mesh has {devices}\nhint: use one device; `maxtext decode` generates \
+         on several"
+    )]
+    ServedByOneDevice { devices: usize },
+    #[error(
+        "the memory of the cache does not hold a page of {page_size} tokens\nhint: give the cache more memory, or use \
+         smaller pages"
+    )]
+    NoPage { page_size: usize },
+    #[error("a step of the engine has failed: {0}")]
+    StepFailed(String),
+    #[error("the engine was shut down before the answer ended")]
+    ShutDown,
     #[error("no key names a model to load\nhint: name a run or a checkpoint with `load_parameters_path`")]
     NoCheckpoint,
     #[error(transparent)]
@@ -144,6 +162,9 @@ impl EngineError {
             | Self::NoCheckpoint
             | Self::NoAdapters { .. }
             | Self::NotCausal
+            | Self::UnknownAdapter { .. }
+            | Self::ServedByOneDevice { .. }
+            | Self::NoPage { .. }
             | Self::NoSource { .. }
             | Self::NoEncoder
             | Self::SourceCount { .. }
@@ -151,6 +172,8 @@ impl EngineError {
             | Self::Config(_)
             | Self::Model(_) => true,
             Self::NotANumber { .. }
+            | Self::StepFailed(_)
+            | Self::ShutDown
             | Self::ParameterCount { .. }
             | Self::ParameterShape { .. }
             | Self::Trace(_) => false,

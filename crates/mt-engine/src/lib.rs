@@ -8,7 +8,7 @@
 //! the cache. Each step then takes one token of every row, beginning with the prompt's last one, and yields the next
 //! token. Rows share slots: a step writes the same slot of every row. A mask beside the cache records which slots of a
 //! row hold tokens rather than padding, and each row counts its own positions, so the content of a row does not depend
-//! on the others.
+//! on the others. The module [`serve`] runs requests that join and leave between steps.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +21,7 @@ mod options;
 mod plan;
 mod program;
 mod sampler;
+pub mod serve;
 #[cfg(test)]
 mod tests;
 

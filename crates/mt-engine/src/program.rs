@@ -148,6 +148,7 @@ impl Programs {
                 // Over several devices, the state's sharding differs from that of the keys and values as computed.
                 is_filled: self.placement.mesh().num_devices() == 1,
                 slots,
+                pages: None,
             };
             let mut tokens = Tokens::as_read(tokens, positions, segmentation);
             if source > 0 {
@@ -193,6 +194,7 @@ impl Programs {
                     temperature: scalar("temperature", DType::F32),
                     top_k: scalar("top_k", DType::I32),
                     top_p: scalar("top_p", DType::F32),
+                    min_p: None,
                     seed: scalar("seed", DType::U64),
                     samples: inputs.input("samples", DType::U64, &[axis(BATCH, batch)], &[None], false),
                 }
@@ -243,6 +245,7 @@ impl Programs {
                     segmentation: occupied,
                     is_filled: false,
                     slots,
+                    pages: None,
                 }),
                 ..Forward::default()
             },

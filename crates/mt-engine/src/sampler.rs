@@ -19,7 +19,7 @@ pub(crate) enum Sampler {
     Truncated { candidates: usize },
 }
 
-/// The inputs of a draw, in addition to the logits.
+/// The inputs of a draw, in addition to the logits: scalars for all rows, or `[batch]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Controls<'t> {
     /// `f32`
@@ -28,6 +28,9 @@ pub(crate) struct Controls<'t> {
     pub top_k: Tensor<'t>,
     /// `f32`
     pub top_p: Tensor<'t>,
+    /// `f32`: the least probability as a fraction of the largest, if there is one. It restricts tokens before `top_k` and
+    /// `top_p` do.
+    pub min_p: Option<Tensor<'t>>,
     /// `u64`
     pub seed: Tensor<'t>,
     /// `u64[batch]`
@@ -56,7 +59,9 @@ impl Sampler {
             Self::Greedy => likeliest(logits),
             Self::Weighted => {
                 let weights = relative(logits, VOCAB, controls).rename(VOCAB, CANDIDATE);
-                draw(weights, weights.greater(0.0), uniform)
+                let possible = weights.greater(0.0);
+                let kept = controls.likely(weights).map_or(possible, |likely| likely.logical_and(possible));
+                draw(kept.select(weights, zeros_like(weights)), kept, uniform)
             }
             Self::Truncated { candidates } => {
                 let (scores, tokens) = if candidates < vocab.size {
@@ -69,6 +74,7 @@ impl Sampler {
                 let places = places(scores);
                 let weights = relative(scores, CANDIDATE, controls);
                 let likely = places.less(controls.top_k);
+                let likely = controls.likely(weights).map_or(likely, |other| likely.logical_and(other));
                 let weights = likely.select(weights, zeros_like(weights));
                 // A token is kept if the tokens before it do not reach the mass. The first token is always kept.
                 let sums = weights.cumulative_sum(CANDIDATE);
@@ -104,17 +110,27 @@ fn likeliest(logits: Tensor<'_>) -> Tensor<'_> {
     })[0]
 }
 
+impl<'t> Controls<'t> {
+    /// Whether weights, of which the largest is 1, are large enough.
+    fn likely(&self, weights: Tensor<'t>) -> Option<Tensor<'t>> {
+        let min_p = self.min_p?;
+        Some(weights.greater_equal(min_p.broadcast(&weights.axes())))
+    }
+}
+
 /// One number in `0..1` for each row, independent of other rows.
 fn uniform<'t>(positions: Tensor<'t>, controls: Controls<'t>) -> Tensor<'t> {
     #[derive(Tree)]
     struct Draws<L> {
+        seed: L,
         sample: L,
         position: L,
     }
-    let draws = Draws { sample: controls.samples, position: positions };
+    let seed = controls.seed.broadcast(&positions.axes());
+    let draws = Draws { seed, sample: controls.samples, position: positions };
     let options = ScanOptions::over(positions.axis(BATCH));
     let ([], [uniform]) = positions.region().scan(options, [], &draws, |_, [], draw| {
-        let key = Key::new(controls.seed).fold_in(draw.sample).fold_in(draw.position);
+        let key = Key::new(draw.seed).fold_in(draw.sample).fold_in(draw.position);
         ([], [key.uniform(&[])])
     });
     uniform

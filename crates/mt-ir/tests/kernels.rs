@@ -74,7 +74,7 @@ fn usual(call: &KernelCall, dtype: DType, size: usize) -> (Vec<TensorType>, Vec<
         kernels::ATTENTION_FORWARD | kernels::ATTENTION_BACKWARD => {
             (vec![query.clone(), key.clone(), key], vec![query])
         }
-        kernels::ATTENTION_TO_CACHE => {
+        kernels::ATTENTION_TO_CACHE | kernels::ATTENTION_TO_PAGES => {
             (vec![query.clone(), key.clone(), key.clone(), key.clone(), key], vec![query])
         }
         kernels::ADAM => (
@@ -135,10 +135,11 @@ fn unlike_operands_are_printed() {
         // Only a cache takes one token at a time.
         check_with(call, 0, ty(F32, &[2, 5, 3, 2, wide]), true);
     }
-    let call = &kernels::ATTENTION_TO_CACHE;
-    check_with(call, 0, ty(F32, &[2, 2, 3, 2, wide]), false);
-    check_with(call, 4, ty(BF16, &[2, 7, 3, wide]), false);
-    check_with(call, 4, ty(F32, &[2, 7, 3, 8]), false);
+    for call in [&kernels::ATTENTION_TO_CACHE, &kernels::ATTENTION_TO_PAGES] {
+        check_with(call, 0, ty(F32, &[2, 2, 3, 2, wide]), false);
+        check_with(call, 4, ty(BF16, &[2, 7, 3, wide]), false);
+        check_with(call, 4, ty(F32, &[2, 7, 3, 8]), false);
+    }
     for moment in 1..4 {
         check_with(&kernels::ADAM, moment, ty(BF16, &[2, wide]), false);
     }

@@ -22,7 +22,8 @@ pub use layer_output::{
     LayerOutput, OfLayers, OutputLabel, Reduce, RoutingBias, ScoreWeights, expert_loads, statistics,
 };
 pub use model::{
-    Forward, ForwardPass, GenerationState, Hidden, Kept, Model, ModelError, Source, StateSpec, Tokens, build,
+    ENTRY_OF_SEQUENCE, Forward, ForwardPass, GenerationState, Hidden, Kept, Model, ModelError, PageTables,
+    Source, StateSpec, Tokens, build,
 };
 pub use storage::{
     AdaptedParameters, AdapterOptions, AdapterRecord, Affine, ArrayUse, EXACT_ITEM, FirstParameters,

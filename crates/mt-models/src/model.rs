@@ -3,8 +3,12 @@
 use std::path::PathBuf;
 
 use mt_config::ModelGroup;
-use mt_nn::{ParamSpec, SequenceOrder, axes::KV_POSITION};
-use mt_shape::{Axis, DType, LogicalAxis, Path};
+use mt_nn::{
+    ParamSpec, SequenceOrder,
+    attention::{PAGE, slots_of_pages},
+    axes::{BATCH, KV_POSITION},
+};
+use mt_shape::{Axis, DType, LogicalAxis, Path, axis};
 use mt_trace::{Key, Memory, Precision, Tensor};
 
 use crate::{Description, LayerOutput, OfLayers, Storage, families::build_decoder};
@@ -160,6 +164,55 @@ pub struct GenerationState<'t> {
     /// The total number of slots, of which a call may hold only the first. Rotary frequencies that depend on the length
     /// are therefore the same in all calls.
     pub slots: usize,
+    /// Set if the arrays are pools that sequences share ([`StateSpec::pooled`]). A call then returns what it writes: the
+    /// slots of its own tokens, and the whole entries of its rows in arrays without pages. Rows see their pages as slots in
+    /// order, before those of the call's tokens.
+    pub pages: Option<PageTables<'t>>,
+}
+
+/// Where the rows of a call have their state in pools.
+#[derive(Clone)]
+pub struct PageTables<'t> {
+    /// The pages of each row in order, `i32[batch, page_of_row]`, for each reach of arrays with slots.
+    pub tables: Vec<(Option<usize>, Tensor<'t>)>,
+    /// The entry of each row in arrays without pages: `i32[batch]`
+    pub entries: Tensor<'t>,
+    /// The number of tokens of each row before those of the call: `i32[batch]`
+    pub before: Tensor<'t>,
+}
+
+/// The entries of a pool without pages, one for each sequence.
+pub const ENTRY_OF_SEQUENCE: &str = "sequence";
+
+impl<'t> PageTables<'t> {
+    /// The state of the rows of a call from a pool of one layer. Arrays with slots have `num_tokens` slots at the end for
+    /// the tokens of the call, or are pools as before if these tokens fill all slots.
+    #[track_caller]
+    pub(crate) fn view(
+        &self,
+        kept: Kept,
+        pool: Tensor<'t>,
+        num_tokens: usize,
+        is_filled: bool,
+    ) -> Tensor<'t> {
+        match kept {
+            Kept::Slots { .. } if is_filled => pool,
+            Kept::Slots { reach } => slots_of_pages(pool, self.table(reach), num_tokens),
+            Kept::Whole | Kept::WholeSlots { .. } | Kept::OfSource => {
+                let entries = pool.take(ENTRY_OF_SEQUENCE, self.entries);
+                let axes = entries.axes();
+                let nothing = pool.region().full(pool.dtype(), &axes, 0.0);
+                // No earlier tokens have left a trace in the entry.
+                self.before.equals(0.0).broadcast(&axes).select(nothing, entries)
+            }
+        }
+    }
+
+    /// The pages of each row in arrays of this reach.
+    pub(crate) fn table(&self, reach: Option<usize>) -> Tensor<'t> {
+        let known = self.tables.iter().find(|(other, _)| *other == reach);
+        known.expect("there is a table for each reach").1
+    }
 }
 
 /// The options of a forward pass.
@@ -214,8 +267,9 @@ pub struct StateSpec {
 /// The lifetime of a state array, and how a call updates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// It has slots along `kv_position`, one for every `stride` tokens; a call writes those of its own tokens.
-    Slots { stride: usize },
+    /// It has slots along `kv_position`, one for every token; a call writes those of its own tokens. Later calls read those
+    /// of the last `reach` tokens, themselves included, or all of them.
+    Slots { reach: Option<usize> },
     /// A call replaces it. Tokens of padding, which belong to no document, must leave no trace in it.
     Whole,
     /// As [`Self::Whole`]. It has slots along `kv_position`, one for every `stride` tokens, in an order of its own. Slots
@@ -231,8 +285,7 @@ impl Kept {
     pub(crate) fn updated<'t>(self, old: Tensor<'t>, start: Tensor<'t>, new: Tensor<'t>) -> Tensor<'t> {
         let new = new.cast(old.dtype());
         match self {
-            Self::Slots { stride: 1 } => old.dynamic_update(KV_POSITION, start, new),
-            Self::Slots { stride } => old.dynamic_update(KV_POSITION, start / stride as f64, new),
+            Self::Slots { .. } => old.dynamic_update(KV_POSITION, start, new),
             Self::Whole | Self::WholeSlots { .. } | Self::OfSource => new,
         }
     }
@@ -242,6 +295,24 @@ impl StateSpec {
     /// The array's name among those of all layers, such as `0.key`.
     pub fn full_name(&self) -> String {
         format!("{}.{}", self.group, self.name)
+    }
+
+    /// The array as a pool that sequences share: pages of `page_size` slots each, or one entry for each sequence. `None`
+    /// for what belongs to a source.
+    pub fn pooled(&self, num_pages: usize, page_size: usize, num_entries: usize) -> Option<Self> {
+        let leading = match self.kept {
+            Kept::Slots { .. } => axis(PAGE, num_pages),
+            Kept::Whole | Kept::WholeSlots { .. } => axis(ENTRY_OF_SEQUENCE, num_entries),
+            Kept::OfSource => return None,
+        };
+        let has_pages = matches!(self.kept, Kept::Slots { .. });
+        let placed = self.axes.iter().zip(&self.logical_axes).map(|(own, logical)| match own.name {
+            BATCH => (leading, None),
+            KV_POSITION if has_pages => (own.with_size(page_size), None),
+            _ => (*own, *logical),
+        });
+        let (axes, logical_axes) = placed.unzip();
+        Some(Self { axes, logical_axes, ..self.clone() })
     }
 
     /// The number of slots; 0 if the array has none.

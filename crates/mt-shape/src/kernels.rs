@@ -137,6 +137,7 @@ kernel_calls! {
         [CAUSAL, WINDOW, CHUNK, SOFT_CAP, WITH_SCORES];
     ATTENTION_BACKWARD = "maxtext.attention_backward", KernelOperands::Strided, [CAUSAL, WINDOW, CHUNK, SOFT_CAP];
     ATTENTION_TO_CACHE = "maxtext.attention_to_cache", KernelOperands::Strided, [CAUSAL, WINDOW, CHUNK, SOFT_CAP];
+    ATTENTION_TO_PAGES = "maxtext.attention_to_pages", KernelOperands::Strided, [CAUSAL, WINDOW, CHUNK, SOFT_CAP];
     UPDATE_SLICE = "maxtext.update_slice", KernelOperands::Dense { num_updated: 1 }, [];
     ADAM = "maxtext.adam", KernelOperands::Dense { num_updated: 3 },
         [NESTEROV, PAX, B1, NEW_SHARE_1, B2, NEW_SHARE_2, EPSILON, EPSILON_ROOT, WEIGHT_DECAY],

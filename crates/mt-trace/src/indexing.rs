@@ -1,6 +1,6 @@
 //! Lookups, sorts and top-k.
 
-use mt_ir::{GatherDims, Op};
+use mt_ir::{GatherDims, Op, ScatterDims, ScatterKind};
 use mt_shape::Axis;
 
 use crate::Tensor;
@@ -28,6 +28,27 @@ impl<'t> Tensor<'t> {
             slice_sizes,
         };
         self.apply_one(Op::Gather(dims), &[indices], &axes)
+    }
+
+    /// The tensor with `values` at `indices` of the axis `along`, which is the inverse of [`Tensor::take`]: values have the
+    /// indices' axes and the remaining ones.
+    ///
+    /// Indices must be in range and distinct. If some are equal, the elements there are undefined.
+    #[track_caller]
+    pub fn put(self, along: &'static str, indices: Self, values: Self) -> Self {
+        let position = self.position(along);
+        let own = self.axes();
+        let index_axes = indices.axes();
+        let rest = own.iter().filter(|axis| axis.name != along).map(|axis| axis.name);
+        let order: Vec<&'static str> = index_axes.iter().map(|axis| axis.name).chain(rest).collect();
+        let dims = ScatterDims {
+            update_window_dims: (index_axes.len()..order.len()).collect(),
+            inserted_window_dims: vec![position],
+            scatter_dims_to_operand_dims: vec![position],
+            index_vector_dim: index_axes.len(),
+        };
+        let op = Op::Scatter { dims, kind: ScatterKind::Replace };
+        self.apply_one(op, &[indices, values.order(&order)], &own)
     }
 
     /// Runs of consecutive elements along the axis `along`, as long as `run`: those from the indices `first` on, which

@@ -15,14 +15,14 @@ use crate::{
 };
 
 /// The rows of tokens in a golden value.
-fn rows(value: &Value) -> Vec<Vec<u32>> {
+pub(crate) fn rows(value: &Value) -> Vec<Vec<u32>> {
     let token = |token: &Value| u32::try_from(token.as_u64().unwrap()).unwrap();
     let tokens = |row: &Value| row.as_array().unwrap().iter().map(token).collect();
     value.as_array().unwrap().iter().map(tokens).collect()
 }
 
 /// The configuration of the published model in a directory.
-fn config(directory: &Path) -> LoadConfig {
+pub(crate) fn config(directory: &Path) -> LoadConfig {
     let settings = settings_of(directory).unwrap().into_pairs();
     let description = ModelDescription {
         path: description_path(directory),

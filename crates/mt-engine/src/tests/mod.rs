@@ -1,7 +1,7 @@
 //! Tests that run programs: tiny models with random weights, on the CPU.
 
 mod cache;
-mod families;
+pub(crate) mod families;
 mod generate;
 mod load;
 mod sampling;

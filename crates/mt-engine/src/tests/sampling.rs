@@ -27,6 +27,7 @@ fn shares(target: Target, scores: &[f32], options: SamplingOptions) -> (Vec<f64>
             temperature: scalar("temperature", DType::F32),
             top_k: scalar("top_k", DType::I32),
             top_p: scalar("top_p", DType::F32),
+            min_p: None,
             seed: scalar("seed", DType::U64),
             samples: inputs.region().iota(DType::U64, batch),
         };

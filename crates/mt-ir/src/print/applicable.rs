@@ -85,7 +85,7 @@ fn takes(call: &KernelCall, operands: &[&TensorType], results: &[&TensorType]) -
             };
             are_alike(query, &[key, value])
         }
-        kernels::ATTENTION_TO_CACHE => {
+        kernels::ATTENTION_TO_CACHE | kernels::ATTENTION_TO_PAGES => {
             let [query, _, _, key, value, ..] = operands else { unreachable!("attention reads a cache") };
             let positions = query.dims[1];
             positions == 1 && are_alike(query, &[key, value])

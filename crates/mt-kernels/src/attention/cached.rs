@@ -1,4 +1,5 @@
-//! Attention of one new token per row to the KV cache and to itself.
+//! Attention of one new token per row to the KV cache and to itself. The cache has slots for each row, or pages that
+//! rows share.
 //!
 //! Each visible cache slot is read once, in memory order. Each thread takes stretches of slots and keeps, for each
 //! head, the largest score, the sum of weights and the weighted sum of values. The partial results are combined at the
@@ -31,14 +32,73 @@ pub struct CachedInputs<'a, E> {
     pub value: Operand<'a, E>,
     pub cached_key: Operand<'a, E>,
     pub cached_value: Operand<'a, E>,
-    /// The cache slot of the token.
-    pub slot: usize,
-    /// `[batch]`: the token's segment number.
-    pub segments: &'a [i32],
-    /// `[batch, slots]`: the segment number of each slot, including the token's own; 0 marks an empty slot.
-    pub cached_segments: &'a [i32],
+    pub cache: Cache<'a>,
     /// `[kv_heads, group]`: for each query head, the score of an additional key whose value is zero.
     pub sinks: &'a [f32],
+}
+
+/// The place of each row's earlier tokens.
+#[derive(Clone, Copy)]
+pub enum Cache<'a> {
+    /// Each row has slots of its own.
+    Slots {
+        /// The cache slot of the token.
+        slot: usize,
+        /// `[batch]`: the token's segment number.
+        segments: &'a [i32],
+        /// `[batch, slots]`: the segment number of each slot, including the token's own; 0 marks an empty slot.
+        cached_segments: &'a [i32],
+    },
+    /// The batch of the cached keys and values are pages, whose positions are slots.
+    Pages {
+        page_size: usize,
+        /// `[batch]`: the number of tokens before each row's own.
+        before: &'a [i32],
+        /// `[batch, pages]`: the pages of each row in order.
+        table: &'a [i32],
+    },
+}
+
+impl Cache<'_> {
+    /// The number of the row's own token among its slots, which the cache does not hold.
+    #[inline(always)]
+    fn own(&self, batch: usize) -> usize {
+        match *self {
+            Self::Slots { slot, .. } => slot,
+            Self::Pages { before, .. } => before[batch].max(0) as usize,
+        }
+    }
+
+    /// The index of a slot in the arrays of keys and values: that of the batch, and that of the position.
+    #[inline(always)]
+    fn location(&self, batch: usize, slot: usize) -> [usize; 2] {
+        match *self {
+            Self::Slots { .. } => [batch, slot],
+            Self::Pages { page_size, before, table } => {
+                let width = table.len() / before.len();
+                [table[batch * width + slot / page_size].max(0) as usize, slot % page_size]
+            }
+        }
+    }
+
+    /// The slots that each row's token sees, in ascending order.
+    fn visible(&self, mask: Mask) -> Vec<Vec<usize>> {
+        match *self {
+            Self::Slots { slot, segments, cached_segments } => {
+                let num_slots = cached_segments.len() / segments.len().max(1);
+                let rows = cached_segments.chunks_exact(num_slots).zip(segments);
+                rows.map(|(cached, segment)| visible(mask, slot, *segment, cached)).collect()
+            }
+            Self::Pages { before, .. } => (0..before.len())
+                .map(|row| {
+                    let own = self.own(row);
+                    let window = mask.window.map_or(0, |window| (own + 1).saturating_sub(window));
+                    let chunk = mask.chunk.map_or(0, |chunk| own / chunk * chunk);
+                    (window.max(chunk)..=own).collect()
+                })
+                .collect(),
+        }
+    }
 }
 
 /// Computes the context of one token per row from the cache and the token's own value. The shape's length is 1.
@@ -59,18 +119,19 @@ fn run<S: Simd, E: Element>(
     context: &Outcome<'_, E>,
 ) {
     let Shape { batch, length, kv_heads, group, head_dim } = options.shape;
-    let num_slots = inputs.cached_segments.len() / batch.max(1);
-    assert!(length == 1 && inputs.segments.len() == batch, "each row has one token");
-    assert!(
-        inputs.slot < num_slots && inputs.sinks.len() == kv_heads * group,
-        "there is a slot, and a sink of each head"
-    );
-    let rows: Vec<Vec<usize>> = inputs
-        .cached_segments
-        .chunks_exact(num_slots)
-        .zip(inputs.segments)
-        .map(|(cached, segment)| visible(options.mask, inputs.slot, *segment, cached))
-        .collect();
+    let is_right = match inputs.cache {
+        Cache::Slots { slot, segments, cached_segments } => {
+            segments.len() == batch && slot < cached_segments.len() / batch.max(1)
+        }
+        Cache::Pages { page_size, before, table } => {
+            let width = table.len() / batch.max(1);
+            let fits = |before: &i32| *before as usize <= width * page_size;
+            before.len() == batch && before.iter().all(fits)
+        }
+    };
+    assert!(length == 1 && is_right, "each row has one token, and slots for those before");
+    assert!(inputs.sinks.len() == kv_heads * group, "there is a sink of each head");
+    let rows = inputs.cache.visible(options.mask);
     let all: usize = rows.iter().map(Vec::len).sum();
     let stretch = all.div_ceil(2 * team.num_threads()).next_multiple_of(BLOCK).max(SHORTEST_TASK);
     let tasks: Vec<(usize, &[usize])> = rows
@@ -181,7 +242,7 @@ impl<S: Simd, E: Element> Work for Stretch<'_, S, E> {
         for slots in slots.chunks(BLOCK) {
             for (index, slot) in slots.iter().enumerate() {
                 for kv_head in 0..kv_heads {
-                    let key = row(&inputs.key, &inputs.cached_key, inputs.slot, batch, *slot, kv_head);
+                    let key = row(&inputs.key, &inputs.cached_key, inputs.cache, batch, *slot, kv_head);
                     for head in kv_head * group..(kv_head + 1) * group {
                         scores[head * BLOCK + index] = product(&queries[head * head_dim..][..head_dim], key);
                     }
@@ -211,7 +272,7 @@ impl<S: Simd, E: Element> Work for Stretch<'_, S, E> {
             }
             for (index, slot) in slots.iter().enumerate() {
                 for kv_head in 0..kv_heads {
-                    let value = row(&inputs.value, &inputs.cached_value, inputs.slot, batch, *slot, kv_head);
+                    let value = row(&inputs.value, &inputs.cached_value, inputs.cache, batch, *slot, kv_head);
                     for head in kv_head * group..(kv_head + 1) * group {
                         let weight = scores[head * BLOCK + index];
                         let totals = &mut state.totals[head * head_dim..][..head_dim];
@@ -230,15 +291,16 @@ impl<S: Simd, E: Element> Work for Stretch<'_, S, E> {
 fn row<'a, E: Element>(
     own: &Operand<'a, E>,
     cached: &Operand<'a, E>,
-    own_slot: usize,
+    cache: Cache<'_>,
     batch: usize,
     slot: usize,
     kv_head: usize,
 ) -> &'a [E] {
-    if slot == own_slot {
+    if slot == cache.own(batch) {
         own.row(Row { batch, position: 0, kv_head, group: 0 })
     } else {
-        cached.row(Row { batch, position: slot, kv_head, group: 0 })
+        let [batch, position] = cache.location(batch, slot);
+        cached.row(Row { batch, position, kv_head, group: 0 })
     }
 }
 

@@ -22,7 +22,7 @@ mod tests;
 use crate::{Element, Instructions, Team, simd};
 
 pub use backward::{Gradients, Residuals};
-pub use cached::{CachedInputs, attend_to_cache};
+pub use cached::{Cache, CachedInputs, attend_to_cache};
 pub use forward::Results;
 pub use operands::{Operand, Outcome, Shape, Strides};
 

@@ -463,26 +463,67 @@ fn check_cached<E: Attend + Default>(tolerance: f64) {
             value: Operand::keys(&own.value, Strides { group: 0, ..keys }, case.shape),
             cached_key: Operand::keys(&values.key, Strides { group: 0, ..cache }, of_cache),
             cached_value: Operand::keys(&values.value, Strides { group: 0, ..cache }, of_cache),
-            slot: case.slot,
-            segments: &vec![1; batch],
-            cached_segments: &cached_segments,
+            cache: Cache::Slots {
+                slot: case.slot,
+                segments: &vec![1; batch],
+                cached_segments: &cached_segments,
+            },
             sinks: &sinks,
         };
-        for instructions in Instructions::available() {
-            let options =
-                Options { shape: case.shape, mask: case.mask, soft_cap: case.soft_cap, instructions };
-            for threads in [1, 3] {
-                let team: &dyn Team = if threads == 1 { &Alone } else { &ScopedThreads(threads) };
-                let mut context = vec![E::default(); expected.len()];
-                let outcome = Outcome::queries(&mut context, Strides::heads_first(case.shape), case.shape);
-                attend_to_cache(team, &options, &inputs, &outcome);
-                for (index, (given, wanted)) in context.iter().zip(&expected).enumerate() {
-                    let given = f64::from(given.to_f32());
-                    assert!(
-                        (given - wanted).abs() <= tolerance,
-                        "{case:?}, {instructions:?}, {threads} threads, {index}: {given}, not {wanted}"
-                    );
-                }
+        check_context(&case, &inputs, &expected, tolerance);
+        // The tokens before the row's own, without the empty slots, in pages.
+        let before: Vec<i32> =
+            (0..batch).map(|row| case.slot.saturating_sub(case.empty * row) as i32).collect();
+        let width = kv_heads * head_dim;
+        let [(keys, table), (cached_values, _)] =
+            [&values.key, &values.value].map(|rows| in_pages(rows, batch, case.slots, width));
+        let pages = Shape { batch: keys.len() / (PAGE_SIZE * width), length: PAGE_SIZE, ..of_cache };
+        let strides = Strides { group: 0, ..Strides::positions_first(Shape { group: 1, ..pages }) };
+        let inputs = CachedInputs {
+            cached_key: Operand::keys(&keys, strides, pages),
+            cached_value: Operand::keys(&cached_values, strides, pages),
+            cache: Cache::Pages { page_size: PAGE_SIZE, before: &before, table: &table },
+            ..inputs
+        };
+        check_context(&case, &inputs, &expected, tolerance);
+    }
+}
+
+const PAGE_SIZE: usize = 4;
+
+/// The slots of rows in pages whose order differs, and the table of these pages.
+fn in_pages<E: Copy + Default>(rows: &[E], batch: usize, slots: usize, width: usize) -> (Vec<E>, Vec<i32>) {
+    let of_row = slots.div_ceil(PAGE_SIZE);
+    let num_pages = batch * of_row;
+    let table: Vec<i32> = (0..num_pages).map(|page| (num_pages - page) as i32).collect();
+    let mut pool = vec![E::default(); (num_pages + 1) * PAGE_SIZE * width];
+    for (index, row) in rows.chunks_exact(width).enumerate() {
+        let (batch, slot) = (index / slots, index % slots);
+        let page = table[batch * of_row + slot / PAGE_SIZE] as usize;
+        pool[(page * PAGE_SIZE + slot % PAGE_SIZE) * width..][..width].copy_from_slice(row);
+    }
+    (pool, table)
+}
+
+fn check_context<E: Attend + Default>(
+    case: &CachedCase,
+    inputs: &CachedInputs<'_, E>,
+    expected: &[f64],
+    tolerance: f64,
+) {
+    for instructions in Instructions::available() {
+        let options = Options { shape: case.shape, mask: case.mask, soft_cap: case.soft_cap, instructions };
+        for threads in [1, 3] {
+            let team: &dyn Team = if threads == 1 { &Alone } else { &ScopedThreads(threads) };
+            let mut context = vec![E::default(); expected.len()];
+            let outcome = Outcome::queries(&mut context, Strides::heads_first(case.shape), case.shape);
+            attend_to_cache(team, &options, inputs, &outcome);
+            for (index, (given, wanted)) in context.iter().zip(expected).enumerate() {
+                let given = f64::from(given.to_f32());
+                assert!(
+                    (given - wanted).abs() <= tolerance,
+                    "{case:?}, {instructions:?}, {threads} threads, {index}: {given}, not {wanted}"
+                );
             }
         }
     }

@@ -12,7 +12,7 @@ use mt_trace::Tensor;
 
 use super::{
     DecoderConfig, FeedForward, FeedForwardConfig, LayerConfig, Mixer, NormKind,
-    part::{Part, PartDescription, PartInputs, PartOutputs, PartState, SpecBuilder, StateDims},
+    part::{Part, PartDescription, PartInputs, PartOutputs, PartPools, PartState, SpecBuilder, StateDims},
     residual::{LayerConnections, ResidualConnection},
 };
 use crate::{LayerOutput, OutputLabel, StateSpec, layer_output::statistics_of};
@@ -240,7 +240,7 @@ impl<'t> DecoderLayer<Tensor<'t>> {
     ) {
         let (Some(cross), Some(described)) = (&self.cross_attention, &config.cross) else { return };
         let x = outputs.x;
-        let parts = PartInputs { residual: x, ..inputs.parts.with_state(|all| &all[arrays]) };
+        let parts = PartInputs { residual: x, ..inputs.parts.with_state(|all| &all[arrays.clone()]) };
         let normed = self.pre_cross_attention_norm.as_ref().map_or(x, |layer| layer.forward(x, EMBED, norm));
         let made = x.scope(described.scope(), |_| described.forward(cross, normed, &parts));
         let output = made.output;
@@ -294,7 +294,11 @@ impl LayerConfig {
 
 impl<'a, 't> PartInputs<'a, 't> {
     /// The inputs of a part with the given subset of the layer's state arrays.
-    fn with_state(&self, arrays: impl FnOnce(&'a [Tensor<'t>]) -> &'a [Tensor<'t>]) -> Self {
-        Self { state: self.state.map(|state| PartState { arrays: arrays(state.arrays), ..state }), ..*self }
+    fn with_state(&self, arrays: impl Fn(&'a [Tensor<'t>]) -> &'a [Tensor<'t>]) -> Self {
+        let of_part = |state: PartState<'a, 't>| {
+            let pools = state.pools.map(|pools| PartPools { arrays: arrays(pools.arrays), ..pools });
+            PartState { arrays: arrays(state.arrays), pools, ..state }
+        };
+        Self { state: self.state.map(of_part), ..*self }
     }
 }

@@ -347,6 +347,7 @@ impl ForwardPass for Decoder {
                 start: state.start,
                 is_filled: state.is_filled,
                 arrays: state.arrays,
+                pages: state.pages,
             }),
             per_layer: model.per_layer.as_ref().map(|per_layer| per_layer.forward(tokens.tokens, x, config)),
             wanted,

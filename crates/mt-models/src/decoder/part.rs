@@ -5,13 +5,14 @@ use std::{any::Any, fmt};
 
 use mt_nn::{
     Dropout, Initializer, LayerNorm, Linear, Norm, NormOptions, ParamSpec, RmsNorm, RotaryAngles,
-    RotaryOptions, Weight, WeightFormat, attention::Segments,
+    RotaryOptions, Weight, WeightFormat,
+    attention::{CachedKeysValues, CachedPages, KeysValues, Segments},
 };
 use mt_shape::{Axis, DType, LogicalAxis, logical};
 use mt_trace::Tensor;
 
 use super::{Activation, NormKind, adapters::Declarations};
-use crate::{AttentionFlops, LayerOutput, OutputLabel, StateSpec};
+use crate::{AttentionFlops, LayerOutput, OutputLabel, PageTables, StateSpec};
 
 /// The configuration of a part of a layer: its parameters, its forward pass, and properties that follow from them.
 pub trait Part: PartDescription + Clone + PartialEq {
@@ -170,10 +171,35 @@ pub struct SourceStates<'t> {
 pub struct PartState<'a, 't> {
     /// In the order of [`PartDescription::state`].
     pub arrays: &'a [Tensor<'t>],
+    /// The pools that hold the arrays' slots before those of this call, in the same order, if there are pools.
+    pub pools: Option<PartPools<'a, 't>>,
     /// The number of tokens before this call, which is the slot of its first token: an `i32` scalar.
     pub start: Tensor<'t>,
     /// Whether this call's tokens fill all slots. They then attend to each other like whole sequences.
     pub is_filled: bool,
+}
+
+/// The pools of a part's state.
+#[derive(Clone, Copy)]
+pub struct PartPools<'a, 't> {
+    pub arrays: &'a [Tensor<'t>],
+    pub tables: &'a PageTables<'t>,
+}
+
+impl<'t> PartState<'_, 't> {
+    /// A cache of keys and values, which are the first arrays.
+    pub(super) fn keys_values(&self, reach: Option<usize>) -> Option<CachedKeysValues<'t>> {
+        let pair = |arrays: &[Tensor<'t>]| match *arrays {
+            [key, value, ..] => Some(KeysValues { key, value }),
+            _ => None,
+        };
+        let pools = self.pools.filter(|_| !self.is_filled);
+        let pages = pools.and_then(|pools| {
+            let (table, before) = (pools.tables.table(reach), pools.tables.before);
+            pair(pools.arrays).map(|pool| CachedPages { pool, table, before })
+        });
+        pair(self.arrays).map(|cached| CachedKeysValues { cached, start: self.start, pages })
+    }
 }
 
 /// The results of a part.

@@ -3,8 +3,10 @@
 use std::{collections::HashMap, ops::Range};
 
 use mt_nn::{
-    Dropout, LayerIndex, LayerPlace, ParamSpec, RotaryAngles, RotaryOptions, attention::Segments,
-    axes::LAYERS, constrain_to_specs,
+    Dropout, LayerIndex, LayerPlace, ParamSpec, RotaryAngles, RotaryOptions,
+    attention::Segments,
+    axes::{LAYERS, POSITION},
+    constrain_to_specs,
 };
 use mt_shape::{Axis, DType, Path, Tree, axis};
 use mt_trace::{Key, Memory, Region, SavePolicy, ScanOptions, Tensor};
@@ -13,10 +15,10 @@ use super::{
     DecoderConfig, LayerConfig, SegmentConfig, SegmentForm,
     adapters::with_adapters,
     layer::{DecoderLayer, LayerInputs, LayerOutputs, layer_specs},
-    part::{PartInputs, PartState, SourceStates, StateDims},
+    part::{PartInputs, PartPools, PartState, SourceStates, StateDims},
     pieces::Pieces,
 };
-use crate::{Kept, LayerOutput, OfLayers, OutputLabel, StateSpec};
+use crate::{Kept, LayerOutput, OfLayers, OutputLabel, PageTables, StateSpec};
 
 /// All layers, by segments.
 #[derive(Clone, Debug)]
@@ -81,6 +83,8 @@ pub(super) struct StackState<'t> {
     pub is_filled: bool,
     /// In the order of [`state_specs`].
     pub arrays: Vec<Tensor<'t>>,
+    /// Set if the arrays are pools.
+    pub pages: Option<PageTables<'t>>,
 }
 
 /// The outputs of all layers.
@@ -288,12 +292,13 @@ impl<'t> Stack<'_, 't> {
         state: &[Tensor<'t>],
         updates: &mut dyn Iterator<Item = Tensor<'t>>,
     ) -> Vec<Tensor<'t>> {
-        let Some(StackState { start, .. }) = &self.inputs.state else { return Vec::new() };
+        let Some(StackState { start, pages, .. }) = &self.inputs.state else { return Vec::new() };
         let specs = kind.state(&StateDims::ONE);
         let has_source = self.inputs.source.is_some();
         let kept = specs.iter().map(|spec| spec.kept).zip(state);
         kept.map(|(kept, old)| match kept {
             Kept::OfSource if !has_source => *old,
+            _ if pages.is_some() => updates.next().expect("a layer updates its state").cast(old.dtype()),
             _ => kept.updated(*old, *start, updates.next().expect("a layer updates its state")),
         })
         .collect()
@@ -382,6 +387,13 @@ fn apply<'b, 't: 'b>(
     given: &Given<'_, 'b>,
 ) -> LayerOutputs<'b> {
     let (rate, order) = (config.dropout_rate, inputs.segments.order);
+    let views = inputs.state.as_ref().and_then(|state| {
+        let pages = state.pages.as_ref()?;
+        let num_tokens = x.axis(POSITION).size;
+        let pools = kind.state(&StateDims::ONE).into_iter().zip(given.state);
+        let views = pools.map(|(spec, pool)| pages.view(spec.kept, *pool, num_tokens, state.is_filled));
+        Some(views.collect::<Vec<Tensor<'b>>>())
+    });
     let parts = PartInputs {
         tokens: inputs.tokens,
         numbers: inputs.numbers,
@@ -392,7 +404,8 @@ fn apply<'b, 't: 'b>(
         source: inputs.source,
         angles: &inputs.angles,
         state: inputs.state.as_ref().map(|state| PartState {
-            arrays: given.state,
+            arrays: views.as_deref().unwrap_or(given.state),
+            pools: state.pages.as_ref().map(|tables| PartPools { arrays: given.state, tables }),
             start: state.start,
             is_filled: state.is_filled,
         }),

@@ -208,7 +208,8 @@ fn extend(decoder: &Decoder, length: usize, slots: usize) -> Program {
         let arrays = arrays.collect();
         let positions = (region.iota(DType::I32, axes[1]) + start).broadcast(&axes);
         let segmentation = region.full(DType::I32, &axes, 1.0);
-        let state = GenerationState { arrays, start, segmentation: occupied, is_filled: false, slots };
+        let state =
+            GenerationState { arrays, start, segmentation: occupied, is_filled: false, slots, pages: None };
         let forward = Forward { state: Some(state), ..Forward::default() };
         let tokens = Tokens::as_read(tokens, positions, segmentation);
         let (logits, arrays) = decoder.logits(&parameters, tokens, forward);

@@ -48,7 +48,7 @@ pub fn extend_program_on(
         let arrays = kept.iter().map(array).collect();
         let is_filled = length == slots;
         let tokens = if is_filled { with_source(model, tokens) } else { tokens };
-        let state = GenerationState { arrays, start, segmentation, is_filled, slots };
+        let state = GenerationState { arrays, start, segmentation, is_filled, slots, pages: None };
         let forward = Forward { state: Some(state), ..Forward::default() };
         let (logits, arrays) = model.logits(&parameters, tokens, forward);
         // Layers without rotary embeddings do not read positions.

@@ -232,6 +232,7 @@ fn step_program(model: &Decoder, arrays: &[HostArray; 4], slots: usize, is_first
             segmentation,
             is_filled: false,
             slots,
+            pages: None,
         };
         let whole = inputs.region().full(DType::I32, &one, 1.0);
         let tokens =

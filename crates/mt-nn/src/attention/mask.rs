@@ -33,6 +33,11 @@ impl MaskSpec {
         Self { causal: false, window: None, chunk: None, block: Some(size) }
     }
 
+    /// The number of latest tokens, its own included, that a query sees at most; `None` for all.
+    pub fn reach(self) -> Option<usize> {
+        self.window.into_iter().chain(self.chunk).min()
+    }
+
     /// The blocks of keys that some query at these places sees. A block has `block` places.
     pub(super) fn visible_blocks(
         self,

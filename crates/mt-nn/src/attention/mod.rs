@@ -26,7 +26,7 @@ use crate::{
 };
 
 pub use blockwise::{block_size, blockwise};
-pub use cache::{CachedKeysValues, KeysValues};
+pub use cache::{CachedKeysValues, CachedPages, KeysValues, PAGE, PAGE_OF_ROW, slots_of_pages};
 pub use chosen_chunks::ChosenChunks;
 pub use compressed::{
     BLOCK_SLOT, BlockIndexer, BlockIndexerOptions, BlockOptions, COMPRESSED_QUERY, Compressed,

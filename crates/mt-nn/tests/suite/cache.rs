@@ -145,7 +145,7 @@ fn check_for(target: Target, options: AttentionOptions, value_width: usize) {
             let order = SequenceOrder::AsRead;
             let segments = Segments::of_cache(query, occupied, start, order);
             let (x, positions) = (rows(x, starts, size), rows(positions, starts, size));
-            let cache = CachedKeysValues { cached, start };
+            let cache = CachedKeysValues { cached, start, pages: None };
             let (output, written) = pair.forward(x, positions, segments, Some(cache));
             let KeysValues { key, value } = written.unwrap();
             cached = cache.write(key, value);

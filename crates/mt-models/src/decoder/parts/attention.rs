@@ -3,8 +3,8 @@
 use mt_nn::{
     Dropout, Initializer, Linear, ParamSpec, RmsNorm, RotaryOptions,
     attention::{
-        ACTIVATION, Attended, Attention, AttentionInputs, AttentionOptions, CACHED, CONTEXT,
-        CachedKeysValues, KeysValues, QUERY, RelativeBuckets, Temperature,
+        ACTIVATION, Attended, Attention, AttentionInputs, AttentionOptions, CACHED, CONTEXT, KeysValues,
+        QUERY, RelativeBuckets, Temperature,
     },
     axes::{BATCH, KV_POSITION},
 };
@@ -144,10 +144,7 @@ impl Part for AttentionConfig {
             [key, value] => Some(KeysValues { key, value }),
             _ => None,
         };
-        let state = inputs.state.as_ref();
-        let cache = state.and_then(|state| {
-            pair(state.arrays).map(|cached| CachedKeysValues { cached, start: state.start })
-        });
+        let cache = inputs.state.as_ref().and_then(|state| state.keys_values(self.options.mask.reach()));
         let given = AttentionInputs {
             angles: self.rotary.as_ref().map(|rotary| inputs.angles(rotary)),
             query_factors: self.temperature.map(|temperature| temperature.factors(inputs.positions)),
@@ -211,7 +208,7 @@ impl PartDescription for AttentionConfig {
             axes: [&slots[..], &[width]].concat(),
             logical_axes: CACHED.to_vec(),
             dtype: dims.dtype,
-            kept: Kept::Slots { stride: 1 },
+            kept: Kept::Slots { reach: self.options.mask.reach() },
         };
         vec![array("key", self.head_dim), array("value", self.value_dim)]
     }

@@ -4,8 +4,8 @@ use mt_nn::{
     Dropout, Initializer, LayerNorm, Linear, ParamSpec, RotaryOptions,
     attention::{
         ACTIVATION, AttentionInputs, AttentionOptions, CACHED, CACHED_LATENTS, CONTEXT, CUTOFF,
-        CachedKeysValues, CachedLatents, EXPANDED_HEAD, Indexer, IndexerLoss, IndexerOptions, KeysValues,
-        LatentAttention, LatentCache, LatentOptions, LatentSizes, Latents, QUERY, queries_at_once,
+        CachedLatents, EXPANDED_HEAD, Indexer, IndexerLoss, IndexerOptions, LatentAttention, LatentCache,
+        LatentOptions, LatentSizes, Latents, QUERY, queries_at_once,
     },
     axes::{
         BATCH, HEAD_DIM, INDEX_HEADS, KV_HEADS, KV_POSITION, LATENT, QUERY_HEADS, QUERY_LATENT, VALUE_DIM,
@@ -133,10 +133,9 @@ impl Part for LatentAttentionConfig {
                 unreachable!("the state has at least two arrays")
             };
             match self.caches_expanded {
-                true => LatentCache::Expanded(CachedKeysValues {
-                    cached: KeysValues { key: *first, value: *second },
-                    start,
-                }),
+                true => LatentCache::Expanded(
+                    state.keys_values(self.options.mask.reach()).expect("the state has at least two arrays"),
+                ),
                 false => LatentCache::Latents(CachedLatents {
                     cached: Latents {
                         latent: *first,
@@ -269,7 +268,7 @@ impl PartDescription for LatentAttentionConfig {
             axes: [&slots, own].concat(),
             logical_axes: logical_axes.to_vec(),
             dtype: dims.dtype,
-            kept: Kept::Slots { stride: 1 },
+            kept: Kept::Slots { reach: self.options.mask.reach() },
         };
         if self.caches_expanded {
             let heads = axis(KV_HEADS, self.heads);

@@ -153,7 +153,7 @@ impl PartDescription for ShiftConfig {
             axes: vec![axis(BATCH, dims.batch), axis(KV_POSITION, dims.slots), axis(EMBED, dims.embed)],
             logical_axes: vec![Some(logical::DECODE_BATCH), Some(logical::CACHE_SEQUENCE), None],
             dtype: dims.dtype,
-            kept: Kept::Slots { stride: 1 },
+            kept: Kept::Slots { reach: None },
         }]
     }
 

@@ -1,0 +1,149 @@
+//! The events of a request, from the engine's thread to its client.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+};
+
+use super::AnswerEvent;
+
+/// Receives the events of a request. Dropping it cancels the request, whose pages are free after the next step.
+pub struct Answers {
+    shared: Arc<Shared>,
+}
+
+/// Sends the events of a request. Dropping it ends them.
+pub(crate) struct AnswerSender {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    has_changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    events: VecDeque<AnswerEvent>,
+    waker: Option<Waker>,
+    has_ended: bool,
+    is_cancelled: bool,
+}
+
+/// The two ends of a request's events.
+pub(crate) fn channel() -> (AnswerSender, Answers) {
+    let shared = Arc::new(Shared::default());
+    (AnswerSender { shared: shared.clone() }, Answers { shared })
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn notify(&self, mut queue: MutexGuard<'_, Queue>) {
+        let waker = queue.waker.take();
+        drop(queue);
+        self.has_changed.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl Answers {
+    /// Waits for the next event. `None` after the last one.
+    pub fn recv(&mut self) -> Option<AnswerEvent> {
+        let mut queue = self.shared.queue();
+        loop {
+            if let Some(event) = queue.events.pop_front() {
+                return Some(event);
+            }
+            if queue.has_ended {
+                return None;
+            }
+            queue = self.shared.has_changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// As [`Self::recv`], for asynchronous code.
+    pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<AnswerEvent>> {
+        let mut queue = self.shared.queue();
+        if let Some(event) = queue.events.pop_front() {
+            return Poll::Ready(Some(event));
+        }
+        if queue.has_ended {
+            return Poll::Ready(None);
+        }
+        queue.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// Ends the request. Events that were sent before can still be received.
+    pub fn cancel(&self) {
+        self.shared.queue().is_cancelled = true;
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+impl AnswerSender {
+    pub fn send(&self, event: AnswerEvent) {
+        let mut queue = self.shared.queue();
+        queue.events.push_back(event);
+        self.shared.notify(queue);
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.shared.queue().is_cancelled
+    }
+}
+
+impl Drop for AnswerSender {
+    fn drop(&mut self) {
+        let mut queue = self.shared.queue();
+        queue.has_ended = true;
+        self.shared.notify(queue);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FinishReason;
+
+    #[test]
+    fn events_arrive_in_order_and_end() {
+        let (sender, mut answers) = channel();
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(answers.poll_recv(&mut context).is_pending());
+        let thread = std::thread::spawn(move || {
+            for answer in 0..100 {
+                sender.send(AnswerEvent::Finished { answer, reason: FinishReason::Stop });
+            }
+        });
+        for expected in 0..100 {
+            let Some(AnswerEvent::Finished { answer, .. }) = answers.recv() else {
+                panic!("events end early")
+            };
+            assert_eq!(answer, expected);
+        }
+        assert!(answers.recv().is_none());
+        assert!(matches!(answers.poll_recv(&mut context), Poll::Ready(None)));
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn dropping_cancels() {
+        let (sender, answers) = channel();
+        assert!(!sender.is_cancelled());
+        drop(answers);
+        assert!(sender.is_cancelled());
+    }
+}

@@ -1,0 +1,184 @@
+//! The choice of tokens on the device: for each row by its own rules.
+
+use mt_nn::axes::{BATCH, POSITION, VOCAB};
+use mt_shape::{Axis, DType, axis};
+use mt_trace::{Inputs, Output, Tensor};
+
+use super::request::TokenChoice;
+use crate::sampler::{Controls, Sampler};
+
+const NUMBER: &str = "number";
+const RANK: &str = "rank";
+const WORD: &str = "word";
+const BIT: &str = "bit";
+
+/// The logit of tokens that must not be chosen: finite, so that a row without any choice yields no NaN.
+const MASKED: f64 = -1e30;
+
+/// The numbers of a row that programs take, in this order.
+#[derive(Clone, Copy, Debug)]
+#[repr(usize)]
+enum Number {
+    Temperature,
+    TopK,
+    TopP,
+    MinP,
+    Repetition,
+    Presence,
+    Frequency,
+}
+
+/// The number of a row's numbers.
+pub(super) const NUM_NUMBERS: usize = 7;
+
+/// The numbers of a row's choice as programs take them.
+pub(super) fn numbers_of(choice: &TokenChoice, num_choices: usize) -> [f32; NUM_NUMBERS] {
+    let top_k = choice.top_k.unwrap_or(num_choices).min(num_choices);
+    [
+        choice.temperature as f32,
+        // Vocabularies are far smaller than the integers that `f32` holds exactly.
+        top_k as f32,
+        choice.top_p as f32,
+        choice.min_p as f32,
+        choice.repetition_penalty as f32,
+        choice.presence_penalty as f32,
+        choice.frequency_penalty as f32,
+    ]
+}
+
+/// The rules by which the rows' tokens are chosen.
+pub(super) struct RowChoices<'t> {
+    /// `f32[batch, number]`
+    numbers: Tensor<'t>,
+    /// `u64[batch]`: the seed of the request, and the number of the answer.
+    seeds: [Tensor<'t>; 2],
+}
+
+impl<'t> RowChoices<'t> {
+    /// Declares the inputs.
+    pub fn declare(inputs: &Inputs<'t>, batch: Axis) -> Self {
+        let numbers = [batch, axis(NUMBER, NUM_NUMBERS)];
+        let numbers = inputs.input("choices", DType::F32, &numbers, &[None, None], false);
+        let seeds = inputs.input("seeds", DType::U64, &[batch, axis(NUMBER, 2)], &[None, None], false);
+        Self { numbers, seeds: [0, 1].map(|index| seeds.at(NUMBER, index)) }
+    }
+
+    fn number(&self, number: Number) -> Tensor<'t> {
+        self.numbers.at(NUMBER, number as usize)
+    }
+
+    /// Chooses a token for each row. Rows with temperature 0 receive the most probable one.
+    ///
+    /// # Shapes
+    /// `f32[batch, vocab], i32[batch] -> i32[batch]`
+    pub fn choose(&self, sampler: Sampler, logits: Tensor<'t>, positions: Tensor<'t>) -> Tensor<'t> {
+        let likeliest = Sampler::Greedy.choose(logits, positions, None);
+        if sampler == Sampler::Greedy {
+            return likeliest;
+        }
+        let temperature = self.number(Number::Temperature);
+        let is_greedy = temperature.equals(0.0);
+        let ones = temperature.region().full(DType::F32, &temperature.axes(), 1.0);
+        let [seed, samples] = self.seeds;
+        let controls = Controls {
+            temperature: is_greedy.select(ones, temperature),
+            top_k: self.number(Number::TopK).cast(DType::I32),
+            top_p: self.number(Number::TopP),
+            min_p: Some(self.number(Number::MinP)),
+            seed,
+            samples,
+        };
+        is_greedy.select(likeliest, sampler.choose(logits, positions, Some(controls)))
+    }
+}
+
+/// What is done to logits before a choice.
+pub(super) struct Adjustments<'t> {
+    /// `f32[batch, vocab]`: added to the logits.
+    bias: Tensor<'t>,
+    /// `i32[batch, vocab]`: twice the number of times that the answer has a token, plus 1 if the prompt has it.
+    seen: Tensor<'t>,
+    /// `u32[batch, word]`: a bit for each token that may be chosen.
+    allowed: Tensor<'t>,
+}
+
+/// The number of words with a bit for each of `num_choices` tokens.
+pub(super) fn num_words(num_choices: usize) -> usize {
+    num_choices.div_ceil(32)
+}
+
+impl<'t> Adjustments<'t> {
+    /// Declares the inputs.
+    pub fn declare(inputs: &Inputs<'t>, batch: Axis, num_choices: usize) -> Self {
+        let array =
+            |name, dtype, second: Axis| inputs.input(name, dtype, &[batch, second], &[None, None], false);
+        let vocab = axis(VOCAB, num_choices);
+        Self {
+            bias: array("bias", DType::F32, vocab),
+            seen: array("seen", DType::I32, vocab),
+            allowed: array("allowed", DType::U32, axis(WORD, num_words(num_choices))),
+        }
+    }
+
+    /// # Shapes
+    /// `f32[batch, vocab] -> f32[batch, vocab]`
+    pub fn apply(&self, logits: Tensor<'t>, choices: &RowChoices<'t>) -> Tensor<'t> {
+        let logits = logits + self.bias;
+        let axes = logits.axes();
+        let repetition = choices.number(Number::Repetition).broadcast(&axes);
+        let repeated = logits.greater(0.0).select(logits / repetition, logits * repetition);
+        let logits = self.seen.greater(0.0).select(repeated, logits);
+        let count = (self.seen / 2.0).cast(DType::F32);
+        let frequency = count * choices.number(Number::Frequency);
+        let presence = count.greater(0.0).cast(DType::F32) * choices.number(Number::Presence);
+        let logits = logits - frequency - presence;
+        let masked = logits.region().full(DType::F32, &axes, MASKED);
+        self.is_allowed(axes[1].size).select(logits, masked)
+    }
+
+    fn is_allowed(&self, num_choices: usize) -> Tensor<'t> {
+        let region = self.allowed.region();
+        let bits = axis(BIT, 32);
+        let axes = [&*self.allowed.axes(), &[bits]].concat();
+        let shift = region.iota(DType::U32, bits).broadcast(&axes);
+        let shifted = self.allowed.broadcast(&axes).shift_right(shift);
+        let one = region.full(DType::U32, &axes, 1.0);
+        let all = shifted.logical_and(one).merge(&[WORD, BIT], VOCAB);
+        all.slice(VOCAB, 0, num_choices).differs(0.0)
+    }
+}
+
+/// Log-probabilities of given tokens and of the most probable ones.
+pub(super) struct CandidateScores<'t> {
+    given: Tensor<'t>,
+    /// Log-probabilities and tokens, in descending order.
+    top: Option<(Tensor<'t>, Tensor<'t>)>,
+}
+
+impl<'t> CandidateScores<'t> {
+    /// # Shapes
+    /// `f32[batch, position, vocab], i32[batch, position]`, or both without positions
+    pub fn of(logits: Tensor<'t>, tokens: Tensor<'t>, num_top: usize) -> Self {
+        let given = if logits.has_axis(POSITION) {
+            let (batch, position) = (logits.axis(BATCH), logits.axis(POSITION));
+            let [logits, tokens] = [logits, tokens].map(|tensor| tensor.merge(&[BATCH, POSITION], BATCH));
+            crate::sampler::log_probability(logits, tokens).split(BATCH, &[batch, position])
+        } else {
+            crate::sampler::log_probability(logits, tokens)
+        };
+        let top = (num_top > 0).then(|| {
+            let (largest, tokens) = logits.top_k(num_top.min(logits.axis(VOCAB).size), RANK);
+            (largest - logits.log_sum_exp(VOCAB), tokens)
+        });
+        Self { given, top }
+    }
+
+    pub fn outputs(&self, inputs: &Inputs<'t>) -> Vec<Output<'t>> {
+        let mut outputs = vec![inputs.replicated("log_probabilities", self.given)];
+        if let Some((scores, tokens)) = self.top {
+            outputs.push(inputs.replicated("top_log_probabilities", scores));
+            outputs.push(inputs.replicated("top_tokens", tokens));
+        }
+        outputs
+    }
+}

@@ -1,0 +1,277 @@
+//! A running engine, as its clients see it.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
+};
+
+use mt_models::{Kept, Model, StateSpec};
+use mt_runtime::{Array, Runtime};
+use mt_shape::Placement;
+
+use super::{
+    Answers, CacheSize, EngineMetrics, GenerationRequest, ServeOptions, SubmitError,
+    answers::channel,
+    program::{PoolSizes, ServePrograms},
+    scheduler::{PoolOptions, Scheduler, SchedulerOptions},
+    steps::{DeviceSteps, StepSizes, Steps},
+    worker::{Accepted, Worker},
+};
+use crate::{EngineError, LoadedModel, program::Programs};
+
+/// A model with its weights, which an engine owns.
+pub struct ServedModel {
+    pub runtime: Runtime,
+    pub placement: Arc<Placement>,
+    pub model: Arc<dyn Model>,
+    /// The parameters in the model's order.
+    pub parameters: Arc<Vec<Array>>,
+}
+
+impl From<LoadedModel> for ServedModel {
+    fn from(loaded: LoadedModel) -> Self {
+        let LoadedModel { runtime, placement, model, parameters, .. } = loaded;
+        Self { runtime, placement, model, parameters: Arc::new(parameters) }
+    }
+}
+
+/// A running engine. It has a thread of its own; clones share it, and it ends with the last of them.
+#[derive(Clone)]
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+    options: Arc<ServeOptions>,
+    _thread: Arc<Thread>,
+}
+
+/// What clients and the engine's thread share.
+#[derive(Default)]
+pub(crate) struct Shared {
+    inbox: Mutex<Inbox>,
+    has_changed: Condvar,
+}
+
+#[derive(Default)]
+struct Inbox {
+    accepted: VecDeque<Accepted>,
+    /// Requests that have been accepted and have not ended.
+    num_open: usize,
+    is_draining: bool,
+    is_shut_down: bool,
+    /// Why the engine cannot go on.
+    failure: Option<String>,
+    next_seed: u64,
+    metrics: EngineMetrics,
+}
+
+/// Ends the thread when the last handle is dropped.
+struct Thread {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl EngineHandle {
+    /// Starts an engine.
+    ///
+    /// # Errors
+    /// The model cannot be served, or the cache does not fit into memory.
+    pub fn start(served: ServedModel, options: ServeOptions) -> Result<Self, EngineError> {
+        let sizes = options.step_sizes();
+        Self::start_with(served, options, sizes)
+    }
+
+    /// As [`Self::start`], with programs of these sizes.
+    pub(crate) fn start_with(
+        served: ServedModel,
+        mut options: ServeOptions,
+        step_sizes: StepSizes,
+    ) -> Result<Self, EngineError> {
+        let ServedModel { runtime, placement, model, parameters } = served;
+        if model.reads_source() {
+            return Err(EngineError::NoSource { command: "serve" });
+        }
+        if !model.is_causal() {
+            return Err(EngineError::NotCausal);
+        }
+        if placement.mesh().num_devices() > 1 {
+            return Err(EngineError::ServedByOneDevice { devices: placement.mesh().num_devices() });
+        }
+        options.prompts = options.prompts.within(&*model);
+        options.num_choices = options.num_choices.min(options.prompts.vocab_size);
+        let specs = model.state(1, options.prompts.max_target_length, 0);
+        let pools = pool_options(&specs, &options);
+        let has_entries = specs.iter().any(|spec| !matches!(spec.kept, Kept::Slots { .. }));
+        let scheduler = Scheduler::new(SchedulerOptions {
+            page_size: options.page_size,
+            pools: pools.clone(),
+            num_sequences: options.max_sequences,
+            piece: options.prefill_chunk_size,
+            // The state of recurrent layers is known after the last token alone, not at the end of each page.
+            keeps_prefixes: options.enable_prefix_caching && !has_entries,
+        });
+        let longest = scheduler.longest().min(options.prompts.max_target_length);
+        if longest < 2 {
+            return Err(EngineError::NoPage { page_size: options.page_size });
+        }
+        options.prompts.max_target_length = longest;
+        let sizes = PoolSizes {
+            page_size: options.page_size,
+            reaches: pools.iter().map(|pool| (pool.reach, pool.num_pages)).collect(),
+            num_entries: options.max_sequences + 1,
+            max_length: longest,
+        };
+        let target = runtime.target();
+        let parameter_types = parameters.iter().map(Array::dtype).collect();
+        let num_choices = options.num_choices;
+        let programs = Programs { model, placement, target, parameter_types, num_choices };
+        let programs = ServePrograms { programs, sizes };
+        let compile = options.compile.clone();
+        let mut steps = DeviceSteps::new(runtime, parameters, programs, step_sizes.clone(), compile)?;
+        if options.enable_model_warmup {
+            steps.warm_up()?;
+        }
+        Ok(Self::run(steps, scheduler, options, &step_sizes))
+    }
+
+    /// Runs steps on a thread.
+    pub(crate) fn run(
+        steps: impl Steps + Send + 'static,
+        scheduler: Scheduler,
+        options: ServeOptions,
+        step_sizes: &StepSizes,
+    ) -> Self {
+        let (shared, options) = (Arc::new(Shared::default()), Arc::new(options));
+        shared.inbox().next_seed = options.seed;
+        let worker = Worker::new(steps, scheduler, shared.clone(), options.clone(), step_sizes);
+        let thread = std::thread::spawn(move || worker.run());
+        let thread = Thread { shared: shared.clone(), thread: Mutex::new(Some(thread)) };
+        Self { shared, options, _thread: Arc::new(thread) }
+    }
+
+    /// The options of the engine, with bounds that its cache allows.
+    pub fn options(&self) -> &ServeOptions {
+        &self.options
+    }
+
+    /// Asks for answers.
+    ///
+    /// # Errors
+    /// The request is wrong, too many requests are open, or the engine is shutting down.
+    pub fn submit(&self, request: GenerationRequest) -> Result<Answers, SubmitError> {
+        self.options.check(&request)?;
+        let mut inbox = self.shared.inbox();
+        if let Some(failure) = &inbox.failure {
+            return Err(SubmitError::Invalid(EngineError::StepFailed(failure.clone())));
+        }
+        if inbox.is_draining {
+            return Err(SubmitError::ShuttingDown);
+        }
+        if inbox.num_open >= self.options.max_requests {
+            return Err(SubmitError::QueueFull { waiting: inbox.num_open });
+        }
+        let seed = request.choice.seed.unwrap_or_else(|| {
+            inbox.next_seed = inbox.next_seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            inbox.next_seed
+        });
+        let (sender, answers) = channel();
+        inbox.accepted.push_back(Accepted { request, sender, seed });
+        inbox.num_open += 1;
+        self.shared.has_changed.notify_all();
+        Ok(answers)
+    }
+
+    /// Counts of the engine after its last step.
+    pub fn metrics(&self) -> EngineMetrics {
+        self.shared.inbox().metrics.clone()
+    }
+
+    /// Accepts no further requests, and returns when the accepted ones have ended.
+    pub fn drain(&self) {
+        let mut inbox = self.shared.inbox();
+        inbox.is_draining = true;
+        while inbox.num_open > 0 {
+            inbox = self.shared.has_changed.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Shared {
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The requests that have arrived, for which an idle engine waits. `None` once the engine is shut down.
+    pub fn next_requests(&self, is_idle: bool) -> Option<VecDeque<Accepted>> {
+        let mut inbox = self.inbox();
+        while is_idle && inbox.accepted.is_empty() && !inbox.is_shut_down {
+            inbox = self.has_changed.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+        }
+        (!inbox.is_shut_down).then(|| std::mem::take(&mut inbox.accepted))
+    }
+
+    pub fn count(&self, change: impl FnOnce(&mut EngineMetrics)) {
+        change(&mut self.inbox().metrics);
+    }
+
+    /// Takes note that a request has ended.
+    pub fn close_request(&self) {
+        self.inbox().num_open -= 1;
+        self.has_changed.notify_all();
+    }
+
+    /// Takes note that the engine cannot go on.
+    pub fn break_down(&self, failure: String) {
+        self.inbox().failure = Some(failure);
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.shared.inbox().is_shut_down = true;
+        self.shared.has_changed.notify_all();
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            // The thread reports its failures to clients, so that only a panic is left.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The pools with pages that a model's state needs.
+fn pool_options(specs: &[StateSpec], options: &ServeOptions) -> Vec<PoolOptions> {
+    let ServeOptions { page_size, prefill_chunk_size, max_sequences, .. } = *options;
+    let longest = options.prompts.max_target_length.div_ceil(page_size).max(1);
+    let reaches = ServePrograms::reaches(specs);
+    // The most pages that a sequence has in a pool at once.
+    let most = |reach: Option<usize>| {
+        reach.map_or(longest, |reach| longest.min((reach + prefill_chunk_size).div_ceil(page_size) + 1))
+    };
+    let of_longest = |num_pages: usize, reach| (num_pages * most(reach)).div_ceil(longest).max(most(reach));
+    let pages = match options.cache {
+        CacheSize::Pages(num_pages) => num_pages,
+        CacheSize::Bytes(bytes) => {
+            let of_page = |reach: Option<usize>| -> u64 {
+                let own = specs.iter().filter(|spec| spec.kept == Kept::Slots { reach });
+                let of = |spec: &StateSpec| {
+                    let slots = spec.slots().max(1);
+                    (spec.dims().iter().product::<usize>() / slots * page_size * spec.dtype.byte_size())
+                        as u64
+                };
+                own.map(of).sum()
+            };
+            // A page of all tokens stands for its share of the pages of layers that see fewer.
+            let of_all: u64 = reaches
+                .iter()
+                .map(|reach| of_page(*reach) * most(*reach) as u64 / longest as u64)
+                .sum::<u64>()
+                .max(1);
+            // More pages than all sequences can have would stay empty.
+            usize::try_from(bytes / of_all).unwrap_or(usize::MAX).min(longest * max_sequences)
+        }
+    };
+    let pool = |reach: Option<usize>| PoolOptions {
+        reach,
+        num_pages: 1 + if reach.is_none() { pages } else { of_longest(pages, reach) },
+    };
+    reaches.into_iter().map(pool).collect()
+}

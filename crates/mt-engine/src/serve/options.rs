@@ -1,0 +1,177 @@
+//! The options of a running engine, and what they make of requests.
+
+use mt_runtime::CompileSettings;
+
+use super::{AnswerLimits, GenerationRequest, TokenChoice, steps::StepSizes};
+use crate::{EngineError, PromptBounds};
+
+/// The options of a running engine.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    pub prompts: PromptBounds,
+    /// The number of tokens that can be chosen: those that the tokenizer knows, which come first.
+    pub num_choices: usize,
+    /// Tokens that end answers, unless a request ignores them.
+    pub eos_tokens: Vec<u32>,
+    /// The number of tokens whose state a page holds.
+    pub page_size: usize,
+    pub cache: CacheSize,
+    /// The number of answers that are generated at once.
+    pub max_sequences: usize,
+    /// The number of prompt tokens that a step reads at most, so that long prompts do not stall other answers.
+    pub prefill_chunk_size: usize,
+    /// Whether pages are kept for prompts with the same beginning.
+    pub enable_prefix_caching: bool,
+    /// The number of requests that may be open at once.
+    pub max_requests: usize,
+    /// The largest number of most probable tokens that a request may ask for.
+    pub max_log_probabilities: usize,
+    /// Whether all programs are compiled before the first request.
+    pub enable_model_warmup: bool,
+    /// The seed of requests that have none. Each such request receives another one.
+    pub seed: u64,
+    pub compile: CompileSettings,
+}
+
+/// The size of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheSize {
+    /// The number of pages with all tokens of a sequence. Layers that see fewer tokens have fewer pages.
+    Pages(usize),
+    /// The memory of all pages in bytes.
+    Bytes(u64),
+}
+
+/// The factor between sizes of programs.
+const FACTOR: usize = 4;
+
+impl ServeOptions {
+    /// The default number of tokens in a page.
+    pub const PAGE_SIZE: usize = 16;
+
+    /// The defaults for a model with these bounds and a tokenizer of `num_choices` tokens.
+    pub fn new(prompts: PromptBounds, num_choices: usize) -> Self {
+        Self {
+            prompts,
+            num_choices,
+            eos_tokens: Vec::new(),
+            page_size: Self::PAGE_SIZE,
+            cache: CacheSize::Bytes(2 << 30),
+            max_sequences: 64,
+            prefill_chunk_size: 256,
+            enable_prefix_caching: true,
+            max_requests: 1024,
+            max_log_probabilities: 20,
+            enable_model_warmup: false,
+            seed: 0,
+            compile: CompileSettings::default(),
+        }
+    }
+
+    /// The sizes of programs.
+    pub(super) fn step_sizes(&self) -> StepSizes {
+        let down_to = |least: usize, most: usize| -> Vec<usize> {
+            descending_to_one(most).into_iter().filter(|size| *size >= least).collect()
+        };
+        let pages = self.prompts.max_target_length.div_ceil(self.page_size);
+        StepSizes {
+            rows: descending_to_one(self.max_sequences),
+            read_rows: descending_to_one(self.max_sequences.min(16)),
+            lengths: down_to(self.prefill_chunk_size.min(16), self.prefill_chunk_size),
+            pages: down_to(pages.div_ceil(FACTOR * FACTOR), pages),
+        }
+    }
+
+    /// Checks a request.
+    pub(super) fn check(&self, request: &GenerationRequest) -> Result<(), EngineError> {
+        self.prompts.check(1, &request.prompt)?;
+        let wrong = |message: String| Err(EngineError::Sampling(message));
+        if request.num_answers == 0 {
+            return wrong("the number of answers is `0`, but at least one has to be generated".to_owned());
+        }
+        if !request.filters.is_empty() && request.filters.len() != request.num_answers {
+            return wrong(format!(
+                "{} answers have {} filters, but each answer needs its own",
+                request.num_answers,
+                request.filters.len()
+            ));
+        }
+        let wanted = request.log_probabilities.max(request.prompt_log_probabilities);
+        if let Some(count) = wanted.filter(|count| *count > self.max_log_probabilities) {
+            let most = self.max_log_probabilities;
+            return wrong(format!(
+                "{count} most probable tokens are wanted, but at most {most} are reported"
+            ));
+        }
+        if let Some(name) = &request.adapter {
+            return Err(EngineError::UnknownAdapter { name: name.clone() });
+        }
+        self.check_choice(&request.choice)?;
+        self.check_limits(&request.limits)
+    }
+
+    fn check_choice(&self, choice: &TokenChoice) -> Result<(), EngineError> {
+        let within = |name: &str, value: f64, is_right: bool, expected: &str| match is_right {
+            true => Ok(()),
+            false => {
+                Err(EngineError::Sampling(format!("`{name}` is `{value}`, but it has to be {expected}")))
+            }
+        };
+        let &TokenChoice { temperature, top_p, min_p, repetition_penalty, .. } = choice;
+        let is_positive = |value: f64| value.is_finite() && value > 0.0;
+        let at_least_0 = temperature.is_finite() && temperature >= 0.0;
+        within("temperature", temperature, at_least_0, "a number of at least 0")?;
+        within("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
+        within("min_p", min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?;
+        let is_right = is_positive(repetition_penalty);
+        within("repetition_penalty", repetition_penalty, is_right, "a number above 0")?;
+        for (name, value) in
+            [("presence_penalty", choice.presence_penalty), ("frequency_penalty", choice.frequency_penalty)]
+        {
+            within(name, value, value.is_finite(), "a number")?;
+        }
+        let wrong = |message: String| Err(EngineError::Sampling(message));
+        if choice.top_k == Some(0) {
+            return wrong("at least one token has to be left to draw from, but `top_k` is `0`".to_owned());
+        }
+        if let Some((token, bias)) = choice.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
+            return wrong(format!("the bias of token {token} is `{bias}`, but it has to be a number"));
+        }
+        self.check_tokens(choice.logit_bias.iter().map(|(token, _)| *token))?;
+        self.check_tokens(choice.banned_tokens.iter().copied())?;
+        if let Some(allowed) = &choice.allowed_tokens {
+            self.check_tokens(allowed.iter().copied())?;
+            if allowed.iter().all(|token| choice.banned_tokens.contains(token)) {
+                return wrong("no token is left to choose from: all allowed tokens are banned".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    fn check_limits(&self, limits: &AnswerLimits) -> Result<(), EngineError> {
+        self.check_tokens(limits.stop_tokens.iter().copied())?;
+        match limits.max_new_tokens.filter(|most| *most < limits.min_tokens) {
+            Some(most) => Err(EngineError::Sampling(format!(
+                "an answer needs at least {} tokens, but it may have at most {most}",
+                limits.min_tokens
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    fn check_tokens(&self, tokens: impl IntoIterator<Item = u32>) -> Result<(), EngineError> {
+        let vocab_size = self.prompts.vocab_size;
+        match tokens.into_iter().find(|token| *token as usize >= vocab_size) {
+            Some(token) => Err(EngineError::UnknownToken { number: 1, token, vocab_size }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The size, and ever smaller ones down to 1.
+fn descending_to_one(most: usize) -> Vec<usize> {
+    let smaller = |size: &usize| (*size > 1).then(|| size.div_ceil(FACTOR));
+    let mut sizes: Vec<usize> = std::iter::successors(Some(most.max(1)), smaller).collect();
+    sizes.reverse();
+    sizes
+}

@@ -1,0 +1,347 @@
+//! The programs of a running engine: one that reads pieces of prompts, one that chooses tokens, and one that copies state.
+//!
+//! The state of all sequences is in pools, which programs update in place. A program takes the integers of its rows as one
+//! array, so that a call transfers few arrays: the tokens, the number of tokens before them, their own number, the entry in
+//! pools without pages, and for each pool with pages the table of the row and the slots to write.
+
+use std::ops::Range;
+
+use mt_ir::Program;
+use mt_models::{ENTRY_OF_SEQUENCE, Forward, GenerationState, Kept, PageTables, StateSpec, Tokens};
+use mt_nn::{
+    attention::{PAGE, PAGE_OF_ROW},
+    axes::{BATCH, KV_POSITION, POSITION, VOCAB},
+};
+use mt_shape::{Axis, DType, axis, logical};
+use mt_trace::{Inputs, Output, Tensor, program};
+
+use super::choice::{Adjustments, CandidateScores, RowChoices};
+use crate::{EngineError, program::Programs, sampler::Sampler};
+
+const READ_PIECE: &str = "read_piece";
+const CHOOSE_TOKENS: &str = "choose_tokens";
+const COPY_STATE: &str = "copy_state";
+const EMPTY_STATE: &str = "empty_state";
+
+/// The names of all programs.
+pub(crate) const NAMES: [&str; 4] = [READ_PIECE, CHOOSE_TOKENS, COPY_STATE, EMPTY_STATE];
+
+const COLUMN: &str = "column";
+/// The slots of all pages of a pool.
+const POOL_SLOT: &str = "pool_slot";
+/// The tokens of all rows.
+const WRITTEN: &str = "written";
+
+/// A program with its sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum StepKey {
+    /// Reads up to `length` tokens of each of `rows` prompts. With `scores`, also returns the log-probabilities of given
+    /// tokens and of so many most probable ones at each position.
+    Read {
+        rows: usize,
+        length: usize,
+        pages: usize,
+        scores: Option<usize>,
+    },
+    /// Reads one token of each row, and chooses the next one.
+    Choose {
+        rows: usize,
+        pages: usize,
+        choice: ChoiceKey,
+    },
+    Copy,
+    Empty,
+}
+
+/// How a program chooses tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ChoiceKey {
+    pub sampler: Sampler,
+    /// Whether logits are adjusted and restricted.
+    pub is_adjusted: bool,
+    /// The number of most probable tokens that are reported.
+    pub num_top: usize,
+}
+
+impl ChoiceKey {
+    pub const GREEDY: Self = Self { sampler: Sampler::Greedy, is_adjusted: false, num_top: 0 };
+}
+
+/// The sizes of the pools.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolSizes {
+    pub page_size: usize,
+    /// The reaches of pools with pages, and their number of pages.
+    pub reaches: Vec<(Option<usize>, usize)>,
+    /// The number of entries of pools without pages, with the one for padding.
+    pub num_entries: usize,
+    /// The maximum number of tokens of a sequence.
+    pub max_length: usize,
+}
+
+/// Traces programs.
+pub(crate) struct ServePrograms {
+    pub programs: Programs,
+    pub sizes: PoolSizes,
+}
+
+/// The columns of the integers of a row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Columns {
+    length: usize,
+    pages: usize,
+    num_pools: usize,
+}
+
+impl Columns {
+    pub const BEFORE: usize = 0;
+    pub const COUNT: usize = 1;
+    pub const ENTRY: usize = 2;
+    const TOKENS: usize = 3;
+
+    pub fn new(length: usize, pages: usize, num_pools: usize) -> Self {
+        Self { length, pages, num_pools }
+    }
+
+    pub fn tokens(self) -> Range<usize> {
+        Self::TOKENS..Self::TOKENS + self.length
+    }
+
+    /// The pages of the row in a pool.
+    pub fn table(self, pool: usize) -> Range<usize> {
+        let start = self.tokens().end + pool * self.pages;
+        start..start + self.pages
+    }
+
+    /// The slots of a pool that the row's tokens take.
+    pub fn slots(self, pool: usize) -> Range<usize> {
+        let start = self.tokens().end + self.num_pools * self.pages + pool * self.length;
+        start..start + self.length
+    }
+
+    pub fn total(self) -> usize {
+        self.slots(self.num_pools).start
+    }
+}
+
+/// The rows of a program after the layers.
+struct Advanced<'t> {
+    parameters: Vec<Tensor<'t>>,
+    /// `[batch, position, embed]`
+    hidden: Tensor<'t>,
+    /// The outputs for the pools.
+    pools: Vec<Output<'t>>,
+    /// The number of tokens before the next one: `i32[batch]`
+    after: Tensor<'t>,
+}
+
+impl ServePrograms {
+    /// The pools with the model's state, in the model's order.
+    pub fn pools(&self) -> Vec<StateSpec> {
+        let PoolSizes { page_size, reaches, num_entries, max_length } = &self.sizes;
+        let pooled = |spec: StateSpec| {
+            let known = reaches.iter().find(|(reach, _)| spec.kept == Kept::Slots { reach: *reach });
+            spec.pooled(known.map_or(0, |(_, num_pages)| *num_pages), *page_size, *num_entries)
+        };
+        let specs = self.programs.model.state(1, *max_length, 0).into_iter().map(pooled);
+        specs.map(|spec| spec.expect("models with a source are refused")).collect()
+    }
+
+    /// The reaches of a model's arrays with slots.
+    pub fn reaches(specs: &[StateSpec]) -> Vec<Option<usize>> {
+        let mut reaches = Vec::new();
+        for spec in specs {
+            if let Kept::Slots { reach } = spec.kept
+                && !reaches.contains(&reach)
+            {
+                reaches.push(reach);
+            }
+        }
+        reaches
+    }
+
+    /// Traces a program.
+    ///
+    /// # Errors
+    /// The model's code misuses an operation.
+    pub fn trace(&self, key: StepKey) -> Result<Program, EngineError> {
+        match key {
+            StepKey::Read { rows, length, pages, scores } => self.read(rows, length, pages, scores),
+            StepKey::Choose { rows, pages, choice } => self.choose(rows, pages, choice),
+            StepKey::Copy => self.copy(),
+            StepKey::Empty => self.empty(),
+        }
+    }
+
+    fn read(
+        &self,
+        rows: usize,
+        length: usize,
+        pages: usize,
+        scores: Option<usize>,
+    ) -> Result<Program, EngineError> {
+        Ok(program(&self.programs.options(READ_PIECE), |inputs| {
+            let advanced = self.advanced(inputs, rows, length, pages);
+            let mut outputs = advanced.pools;
+            if let Some(num_top) = scores {
+                let axes = [axis(BATCH, rows), axis(POSITION, length)];
+                let targets = inputs.input("targets", DType::I32, &axes, &[None, None], false);
+                let logits = self.programs.model.head(&advanced.parameters, advanced.hidden);
+                let logits = logits.order(&[BATCH, POSITION, VOCAB]).cast(DType::F32);
+                let scores = CandidateScores::of(logits, targets, num_top);
+                outputs.extend(scores.outputs(inputs));
+            }
+            outputs
+        })?)
+    }
+
+    fn choose(&self, rows: usize, pages: usize, choice: ChoiceKey) -> Result<Program, EngineError> {
+        Ok(program(&self.programs.options(CHOOSE_TOKENS), |inputs| {
+            let advanced = self.advanced(inputs, rows, 1, pages);
+            let mut outputs = advanced.pools;
+            // Choosing reads all logits of a row on one device.
+            let logits = self
+                .programs
+                .model
+                .head(&advanced.parameters, advanced.hidden)
+                .squeeze(POSITION)
+                .order(&[BATCH, VOCAB])
+                .cast(DType::F32)
+                .constrain(&[Some(logical::DECODE_BATCH), None]);
+            let batch = axis(BATCH, rows);
+            let num_choices = self.programs.num_choices;
+            let choices = (choice != ChoiceKey { num_top: choice.num_top, ..ChoiceKey::GREEDY })
+                .then(|| RowChoices::declare(inputs, batch));
+            let possible = logits.slice(VOCAB, 0, num_choices);
+            let possible = match choices.as_ref().filter(|_| choice.is_adjusted) {
+                Some(choices) => Adjustments::declare(inputs, batch, num_choices).apply(possible, choices),
+                None => possible,
+            };
+            let tokens = possible.scope("choice", |possible| match &choices {
+                Some(choices) => choices.choose(choice.sampler, possible, advanced.after),
+                None => Sampler::Greedy.choose(possible, advanced.after, None),
+            });
+            outputs.push(inputs.replicated("tokens", tokens));
+            outputs.extend(CandidateScores::of(logits, tokens, choice.num_top).outputs(inputs));
+            outputs
+        })?)
+    }
+
+    /// Copies an entry of each pool without pages, and a page of each other pool.
+    fn copy(&self) -> Result<Program, EngineError> {
+        let reaches = &self.sizes.reaches;
+        Ok(program(&self.programs.options(COPY_STATE), |inputs| {
+            let pools = self.pool_inputs(inputs);
+            let numbers = axis(COLUMN, 2 * (1 + reaches.len()));
+            let numbers = inputs.input("numbers", DType::I32, &[numbers], &[None], false);
+            let copied = pools.into_iter().zip(self.pools()).map(|(pool, spec)| {
+                let (along, first) = match spec.kept {
+                    Kept::Slots { reach } => {
+                        let index = reaches.iter().position(|(other, _)| *other == reach);
+                        (PAGE, 2 * (1 + index.expect("each reach has a pool")))
+                    }
+                    _ => (ENTRY_OF_SEQUENCE, 0),
+                };
+                let [from, to] = [0, 1].map(|index| numbers.at(COLUMN, first + index));
+                pool.dynamic_update(along, to, pool.dynamic_slice(along, from, 1))
+            });
+            self.pool_outputs(inputs, &copied.collect::<Vec<_>>())
+        })?)
+    }
+
+    /// Makes empty pools.
+    fn empty(&self) -> Result<Program, EngineError> {
+        Ok(program(&self.programs.options(EMPTY_STATE), |inputs| {
+            let empty = |spec: &StateSpec| {
+                inputs.region().full(spec.dtype, &spec.axes, 0.0).constrain(&spec.logical_axes)
+            };
+            let pools: Vec<Tensor<'_>> = self.pools().iter().map(empty).collect();
+            self.pool_outputs(inputs, &pools)
+        })?)
+    }
+
+    fn pool_inputs<'t>(&self, inputs: &Inputs<'t>) -> Vec<Tensor<'t>> {
+        let input = |spec: &StateSpec| {
+            inputs.input(&pool_name(spec), spec.dtype, &spec.axes, &spec.logical_axes, true)
+        };
+        self.pools().iter().map(input).collect()
+    }
+
+    fn pool_outputs<'t>(&self, inputs: &Inputs<'t>, pools: &[Tensor<'t>]) -> Vec<Output<'t>> {
+        let output = |(pool, spec): (&Tensor<'t>, StateSpec)| {
+            inputs.output(&pool_name(&spec), *pool, &spec.logical_axes)
+        };
+        pools.iter().zip(self.pools()).map(output).collect()
+    }
+
+    /// Declares the inputs of rows, and applies the layers to their tokens.
+    fn advanced<'t>(&self, inputs: &Inputs<'t>, rows: usize, length: usize, pages: usize) -> Advanced<'t> {
+        let PoolSizes { page_size, reaches, max_length, .. } = &self.sizes;
+        let parameters = self.programs.parameters(inputs);
+        let pools = self.pool_inputs(inputs);
+        let region = inputs.region();
+        let (batch, position) = (axis(BATCH, rows), axis(POSITION, length));
+        let columns = Columns::new(length, pages, reaches.len());
+        let integers = [batch, axis(COLUMN, columns.total())];
+        let integers = inputs.input("rows", DType::I32, &integers, &[None, None], false);
+        let range = |range: Range<usize>, name: &'static str| {
+            integers.slice(COLUMN, range.start, range.end).rename(COLUMN, name)
+        };
+        let [before, count, entries] =
+            [Columns::BEFORE, Columns::COUNT, Columns::ENTRY].map(|column| integers.at(COLUMN, column));
+        let axes = [batch, position];
+        let places = region.iota(DType::I32, position).broadcast(&axes);
+        let segmentation = places.less(count).cast(DType::I32);
+        let own = segmentation.rename(POSITION, KV_POSITION);
+        let slots = pages * page_size;
+        let occupied = match pages {
+            0 => own,
+            _ => {
+                let earlier = axis(KV_POSITION, slots);
+                let places = region.iota(DType::I32, earlier).broadcast(&[batch, earlier]);
+                places.less(before).cast(DType::I32).concatenate(&[own], KV_POSITION)
+            }
+        };
+        let table = |(index, (reach, _)): (usize, &(Option<usize>, usize))| {
+            (*reach, range(columns.table(index), PAGE_OF_ROW))
+        };
+        let tables = match pages {
+            0 => Vec::new(),
+            _ => reaches.iter().enumerate().map(table).collect(),
+        };
+        let state = GenerationState {
+            arrays: pools.clone(),
+            start: region.integer(DType::I32, slots as i64),
+            segmentation: occupied,
+            is_filled: pages == 0,
+            slots: *max_length,
+            pages: Some(PageTables { tables, entries, before }),
+        };
+        let tokens = Tokens::as_read(range(columns.tokens(), POSITION), places + before, segmentation);
+        let forward = Forward { state: Some(state), ..Forward::default() };
+        let made = self.programs.model.hidden(&parameters, tokens, forward);
+        let updated = pools.into_iter().zip(self.pools()).zip(made.state).map(|((pool, spec), written)| {
+            let Kept::Slots { reach } = spec.kept else {
+                return pool.put(ENTRY_OF_SEQUENCE, entries, written);
+            };
+            let index = reaches.iter().position(|(other, _)| *other == reach);
+            let slots = range(columns.slots(index.expect("each reach has a pool")), POSITION);
+            let slots = slots.merge(&[BATCH, POSITION], WRITTEN);
+            let names: Vec<&'static str> =
+                spec.axes.iter().map(|own| if own.name == PAGE { BATCH } else { own.name }).collect();
+            let written = written.order(&names).merge(&[BATCH, KV_POSITION], WRITTEN);
+            let pages: Vec<Axis> =
+                spec.axes.iter().filter(|own| [PAGE, KV_POSITION].contains(&own.name)).copied().collect();
+            pool.merge(&[PAGE, KV_POSITION], POOL_SLOT)
+                .put(POOL_SLOT, slots, written)
+                .split(POOL_SLOT, &pages)
+        });
+        let updated: Vec<Tensor<'t>> = updated.collect();
+        let pools = self.pool_outputs(inputs, &updated);
+        Advanced { parameters, hidden: made.hidden, pools, after: before + count }
+    }
+}
+
+fn pool_name(spec: &StateSpec) -> String {
+    format!("pool.{}", spec.full_name())
+}

@@ -1,0 +1,383 @@
+//! The steps of an engine on its devices.
+
+use std::{collections::HashMap, sync::Arc};
+
+use bytemuck::Pod;
+use mt_runtime::{Array, CompileSettings, Executable, Input, Runtime, RuntimeError};
+use mt_shape::{DType, HostArray, Sharding};
+
+use super::{
+    TokenLogProbability,
+    choice::{NUM_NUMBERS, num_words, numbers_of},
+    pages::PageId,
+    program::{ChoiceKey, Columns, ServePrograms, StepKey},
+    request::TokenChoice,
+    scheduler::StateCopy,
+};
+use crate::{EngineError, engine::LESS_MEMORY, sampler::Sampler};
+
+/// Tokens of a sequence that a step reads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepRow<'a> {
+    pub tokens: &'a [u32],
+    /// The number of tokens before them.
+    pub before: usize,
+    /// The pages of the sequence, for each pool with pages.
+    pub tables: &'a [Vec<PageId>],
+    pub entry: u32,
+}
+
+/// How the next token of a row is chosen.
+pub(crate) struct StepChoice<'a> {
+    pub choice: &'a TokenChoice,
+    pub seed: u64,
+    /// The number of the answer, by which answers with the same seed differ.
+    pub answer: u64,
+    pub num_top: usize,
+    pub adjustment: Option<&'a Adjustment>,
+}
+
+/// What is done to the logits of a row before the choice, by token.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Adjustment {
+    pub bias: Vec<f32>,
+    /// Twice the number of times that the answer has a token, plus 1 if the prompt has it.
+    pub seen: Vec<i32>,
+    /// A bit for each token that may be chosen.
+    pub allowed: Vec<u32>,
+}
+
+/// The work of an engine's steps.
+pub(crate) trait Steps {
+    /// Copies the state of a sequence.
+    fn copy(&mut self, copy: &StateCopy) -> Result<(), EngineError>;
+
+    /// Reads tokens of prompts. With `scores`, also returns the log-probabilities of the tokens after each, which
+    /// `targets` lists, with so many most probable ones.
+    fn read(
+        &mut self,
+        rows: &[StepRow<'_>],
+        targets: &[&[u32]],
+        scores: Option<usize>,
+    ) -> Result<Vec<Vec<TokenLogProbability>>, EngineError>;
+
+    /// Reads one token of each row, and chooses the next ones.
+    fn choose(
+        &mut self,
+        rows: &[StepRow<'_>],
+        choices: &[StepChoice<'_>],
+    ) -> Result<Vec<TokenLogProbability>, EngineError>;
+
+    /// Forgets all state, after a step has failed.
+    fn reset(&mut self) -> Result<(), EngineError>;
+}
+
+/// The sizes of batches, which are rounded up to few different ones, so that few programs are compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StepSizes {
+    /// The number of rows whose tokens are chosen together, in ascending order.
+    pub rows: Vec<usize>,
+    /// The number of prompts that are read together.
+    pub read_rows: Vec<usize>,
+    /// The number of tokens of a piece.
+    pub lengths: Vec<usize>,
+    /// The number of pages that rows attend to.
+    pub pages: Vec<usize>,
+}
+
+/// The smallest of these sizes that is large enough.
+pub(crate) fn rounded_up(sizes: &[usize], needed: usize) -> usize {
+    sizes.iter().copied().find(|size| *size >= needed).unwrap_or(needed)
+}
+
+/// Steps of a model.
+pub(crate) struct DeviceSteps {
+    runtime: Runtime,
+    parameters: Arc<Vec<Array>>,
+    programs: ServePrograms,
+    sizes: StepSizes,
+    compile: CompileSettings,
+    executables: HashMap<StepKey, Executable>,
+    /// The pools. Empty while a program has them.
+    pools: Vec<Array>,
+}
+
+/// Log-probabilities on the host, by row or by position of rows.
+struct Scores {
+    given: HostArray,
+    top: Option<(HostArray, HostArray)>,
+}
+
+impl DeviceSteps {
+    pub fn new(
+        runtime: Runtime,
+        parameters: Arc<Vec<Array>>,
+        programs: ServePrograms,
+        sizes: StepSizes,
+        compile: CompileSettings,
+    ) -> Result<Self, EngineError> {
+        let (executables, pools) = (HashMap::new(), Vec::new());
+        let mut steps = Self { runtime, parameters, programs, sizes, compile, executables, pools };
+        steps.reset()?;
+        Ok(steps)
+    }
+
+    /// Compiles the programs of greedy choices for all sizes.
+    pub fn warm_up(&mut self) -> Result<(), EngineError> {
+        let StepSizes { rows, read_rows, lengths, pages } = self.sizes.clone();
+        let largest = pages.last().copied().unwrap_or_default();
+        for rows in rows {
+            self.executable(StepKey::Choose { rows, pages: largest, choice: ChoiceKey::GREEDY })?;
+        }
+        for rows in read_rows {
+            for length in &lengths {
+                for pages in [0, largest] {
+                    self.executable(StepKey::Read { rows, length: *length, pages, scores: None })?;
+                }
+            }
+        }
+        self.executable(StepKey::Copy).map(|_| ())
+    }
+
+    fn executable(&mut self, key: StepKey) -> Result<Executable, EngineError> {
+        if let Some(executable) = self.executables.get(&key) {
+            return Ok(executable.clone());
+        }
+        let program = self.programs.trace(key)?;
+        let executable = self.runtime.compile(&program, &self.compile)?;
+        self.runtime.check_memory(&[&executable], LESS_MEMORY)?;
+        self.executables.insert(key, executable.clone());
+        Ok(executable)
+    }
+
+    fn array<T: Pod>(&self, dtype: DType, dims: &[usize], elements: &[T]) -> Result<Array, RuntimeError> {
+        let host = HostArray::from_slice(dtype, dims, elements)?;
+        let sharding = Sharding::replicated(self.programs.programs.placement.mesh().clone(), dims.len());
+        Array::from_host(&self.runtime, &host, &sharding)
+    }
+
+    /// Runs a program on the pools. Returns its other outputs.
+    fn run(
+        &mut self,
+        key: StepKey,
+        has_parameters: bool,
+        inputs: Vec<Array>,
+    ) -> Result<Vec<Array>, EngineError> {
+        let executable = self.executable(key)?;
+        let parameters = if has_parameters { self.parameters.as_slice() } else { &[] };
+        let num_pools = self.pools.len();
+        let all = parameters
+            .iter()
+            .map(Input::from)
+            .chain(std::mem::take(&mut self.pools).into_iter().map(Input::Donate))
+            .chain(inputs.iter().map(Input::from));
+        let mut outputs = executable.run(all.collect())?;
+        let others = outputs.split_off(num_pools);
+        self.pools = outputs;
+        Ok(others)
+    }
+
+    /// The integers of rows for a program with these sizes. Rows that fill the batch read token 0 of no sequence.
+    fn integers(
+        &self,
+        rows: &[StepRow<'_>],
+        num_rows: usize,
+        columns: Columns,
+    ) -> Result<Array, RuntimeError> {
+        let page_size = self.programs.sizes.page_size;
+        let width = columns.total();
+        let mut integers = vec![0_i32; num_rows * width];
+        for (index, integers) in integers.chunks_exact_mut(width).enumerate() {
+            integers[Columns::COUNT] = 1;
+            let Some(row) = rows.get(index) else { continue };
+            integers[Columns::BEFORE] = row.before as i32;
+            integers[Columns::COUNT] = row.tokens.len() as i32;
+            integers[Columns::ENTRY] = row.entry as i32;
+            for (to, token) in integers[columns.tokens()].iter_mut().zip(row.tokens) {
+                *to = *token as i32;
+            }
+            for (pool, table) in row.tables.iter().enumerate() {
+                for (to, page) in integers[columns.table(pool)].iter_mut().zip(table) {
+                    *to = *page as i32;
+                }
+                let slots = &mut integers[columns.slots(pool)];
+                for (to, place) in slots.iter_mut().zip(row.before..row.before + row.tokens.len()) {
+                    *to = table[place / page_size] as i32 * page_size as i32 + (place % page_size) as i32;
+                }
+            }
+        }
+        self.array(DType::I32, &[num_rows, width], &integers)
+    }
+
+    /// The number of pages that programs of these rows attend to.
+    fn num_pages(&self, rows: &[StepRow<'_>]) -> usize {
+        let most = rows.iter().map(|row| row.before).max().unwrap_or(0);
+        match most.div_ceil(self.programs.sizes.page_size) {
+            0 => 0,
+            needed => rounded_up(&self.sizes.pages, needed),
+        }
+    }
+
+    fn choice_key(&self, choices: &[StepChoice<'_>]) -> ChoiceKey {
+        let num_choices = self.programs.programs.num_choices;
+        let drawn = || choices.iter().map(|row| row.choice).filter(|choice| choice.temperature > 0.0);
+        let candidates = drawn().map(|choice| match choice.top_k {
+            Some(count) if count < num_choices => count,
+            _ if choice.top_p < 1.0 => num_choices,
+            _ => 0,
+        });
+        let is_free =
+            |choice: &TokenChoice| choice.top_p >= 1.0 && choice.top_k.is_none_or(|k| k >= num_choices);
+        let sampler = if drawn().next().is_none() {
+            Sampler::Greedy
+        } else if drawn().all(is_free) {
+            Sampler::Weighted
+        } else {
+            // A row that is not truncated needs all tokens.
+            let most =
+                if drawn().any(is_free) { num_choices } else { candidates.max().unwrap_or(num_choices) };
+            Sampler::Truncated { candidates: most.next_power_of_two().max(64).min(num_choices) }
+        };
+        let num_top = choices.iter().map(|row| row.num_top).max().unwrap_or(0);
+        ChoiceKey {
+            sampler,
+            is_adjusted: choices.iter().any(|row| row.adjustment.is_some()),
+            num_top: num_top.next_power_of_two() * usize::from(num_top > 0),
+        }
+    }
+
+    /// The inputs of choices, which greedy ones need not have.
+    fn choice_inputs(
+        &self,
+        key: ChoiceKey,
+        choices: &[StepChoice<'_>],
+        num_rows: usize,
+    ) -> Result<Vec<Array>, RuntimeError> {
+        if key == (ChoiceKey { num_top: key.num_top, ..ChoiceKey::GREEDY }) {
+            return Ok(Vec::new());
+        }
+        let num_choices = self.programs.programs.num_choices;
+        let mut numbers = vec![0.0_f32; num_rows * NUM_NUMBERS];
+        let mut seeds = vec![0_u64; num_rows * 2];
+        for (numbers, row) in numbers.chunks_exact_mut(NUM_NUMBERS).zip(choices) {
+            numbers.copy_from_slice(&numbers_of(row.choice, num_choices));
+        }
+        for (seeds, row) in seeds.chunks_exact_mut(2).zip(choices) {
+            seeds.copy_from_slice(&[row.seed, row.answer]);
+        }
+        let mut inputs = vec![
+            self.array(DType::F32, &[num_rows, NUM_NUMBERS], &numbers)?,
+            self.array(DType::U64, &[num_rows, 2], &seeds)?,
+        ];
+        if key.is_adjusted {
+            let words = num_words(num_choices);
+            let mut bias = vec![0.0_f32; num_rows * num_choices];
+            let mut seen = vec![0_i32; num_rows * num_choices];
+            let mut allowed = vec![u32::MAX; num_rows * words];
+            for (index, row) in choices.iter().enumerate() {
+                let Some(adjustment) = row.adjustment else { continue };
+                bias[index * num_choices..][..num_choices].copy_from_slice(&adjustment.bias);
+                seen[index * num_choices..][..num_choices].copy_from_slice(&adjustment.seen);
+                allowed[index * words..][..words].copy_from_slice(&adjustment.allowed);
+            }
+            inputs.push(self.array(DType::F32, &[num_rows, num_choices], &bias)?);
+            inputs.push(self.array(DType::I32, &[num_rows, num_choices], &seen)?);
+            inputs.push(self.array(DType::U32, &[num_rows, words], &allowed)?);
+        }
+        Ok(inputs)
+    }
+}
+
+impl Steps for DeviceSteps {
+    fn copy(&mut self, copy: &StateCopy) -> Result<(), EngineError> {
+        let pages = copy.pages.iter().flatten().map(|page| *page as i32);
+        let numbers: Vec<i32> = copy.entries.iter().map(|entry| *entry as i32).chain(pages).collect();
+        let numbers = self.array(DType::I32, &[numbers.len()], &numbers)?;
+        self.run(StepKey::Copy, false, vec![numbers]).map(|_| ())
+    }
+
+    fn read(
+        &mut self,
+        rows: &[StepRow<'_>],
+        targets: &[&[u32]],
+        scores: Option<usize>,
+    ) -> Result<Vec<Vec<TokenLogProbability>>, EngineError> {
+        let longest = rows.iter().map(|row| row.tokens.len()).max().unwrap_or(0);
+        let length = rounded_up(&self.sizes.lengths, longest);
+        let num_rows = rounded_up(&self.sizes.read_rows, rows.len());
+        let pages = self.num_pages(rows);
+        let columns = Columns::new(length, pages, self.programs.sizes.reaches.len());
+        let mut inputs = vec![self.integers(rows, num_rows, columns)?];
+        if scores.is_some() {
+            let mut next = vec![0_i32; num_rows * length];
+            for (next, targets) in next.chunks_exact_mut(length).zip(targets) {
+                next.iter_mut().zip(*targets).for_each(|(to, target)| *to = *target as i32);
+            }
+            inputs.push(self.array(DType::I32, &[num_rows, length], &next)?);
+        }
+        let outputs = self.run(StepKey::Read { rows: num_rows, length, pages, scores }, true, inputs)?;
+        let Some(num_top) = scores else { return Ok(Vec::new()) };
+        let scores = Scores::read(&outputs)?;
+        let of_row = |(row, targets): (usize, &&[u32])| {
+            let each = targets.iter().enumerate();
+            each.map(|(place, target)| scores.of(row * length + place, *target, num_top)).collect()
+        };
+        Ok(targets.iter().enumerate().map(of_row).collect())
+    }
+
+    fn choose(
+        &mut self,
+        rows: &[StepRow<'_>],
+        choices: &[StepChoice<'_>],
+    ) -> Result<Vec<TokenLogProbability>, EngineError> {
+        let num_rows = rounded_up(&self.sizes.rows, rows.len());
+        let pages = self.num_pages(rows);
+        let columns = Columns::new(1, pages, self.programs.sizes.reaches.len());
+        let key = self.choice_key(choices);
+        let mut inputs = vec![self.integers(rows, num_rows, columns)?];
+        inputs.extend(self.choice_inputs(key, choices, num_rows)?);
+        let outputs = self.run(StepKey::Choose { rows: num_rows, pages, choice: key }, true, inputs)?;
+        let tokens = outputs[0].to_host()?;
+        let scores = Scores::read(&outputs[1..])?;
+        let tokens = tokens.as_slice::<i32>().expect("tokens have 32 bits");
+        let chosen = choices.iter().zip(tokens).enumerate();
+        Ok(chosen
+            .map(|(row, (choice, token))| scores.of(row, token.cast_unsigned(), choice.num_top))
+            .collect())
+    }
+
+    fn reset(&mut self) -> Result<(), EngineError> {
+        self.pools.clear();
+        let executable = self.executable(StepKey::Empty)?;
+        self.pools = executable.run(Vec::new())?;
+        Ok(())
+    }
+}
+
+impl Scores {
+    fn read(outputs: &[Array]) -> Result<Self, RuntimeError> {
+        let top = match outputs {
+            [_, scores, tokens] => Some((scores.to_host()?, tokens.to_host()?)),
+            _ => None,
+        };
+        Ok(Self { given: outputs[0].to_host()?, top })
+    }
+
+    /// The log-probability of a token, and of the `num_top` most probable ones.
+    fn of(&self, index: usize, token: u32, num_top: usize) -> TokenLogProbability {
+        let floats = "log-probabilities have 32 bits";
+        let given = self.given.as_slice::<f32>().expect(floats);
+        let top = self.top.as_ref().map(|(scores, tokens)| {
+            let width = scores.dims().last().copied().unwrap_or(0);
+            let scores = &scores.as_slice::<f32>().expect(floats)[index * width..][..width];
+            let tokens = &tokens.as_slice::<i32>().expect("tokens have 32 bits")[index * width..][..width];
+            tokens
+                .iter()
+                .map(|token| token.cast_unsigned())
+                .zip(scores.iter().copied())
+                .take(num_top)
+                .collect()
+        });
+        TokenLogProbability { token, log_probability: given[index], top: top.unwrap_or_default() }
+    }
+}

@@ -1,0 +1,428 @@
+//! Engines with a model that costs nothing: it continues a text by a hash of the tokens that it finds in the cache.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use mt_testing::Random;
+
+use crate::{
+    EngineError, FinishReason, PromptBounds,
+    serve::{
+        AnswerEvent, AnswerLimits, Answers, EngineHandle, GenerationRequest, ServeOptions, SubmitError,
+        TokenChoice, TokenFilter, TokenLogProbability,
+        scheduler::{PoolOptions, Scheduler, SchedulerOptions, StateCopy},
+        steps::{StepChoice, StepRow, StepSizes, Steps},
+    },
+};
+
+const VOCAB_SIZE: usize = 50;
+
+/// What a slot of a page holds: a token, and its place in the text.
+type Slot = Option<(usize, u32)>;
+
+fn mixed(hash: u64, number: u64) -> u64 {
+    (hash.rotate_left(17) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Continues a text with what it finds of its tokens.
+struct FreeModel {
+    page_size: usize,
+    reaches: Vec<Option<usize>>,
+    /// The slots of each pool.
+    pools: Vec<Vec<Slot>>,
+    /// Hashes of all tokens of sequences, if the model has entries. Pages for later prompts do not hold them.
+    has_entries: bool,
+    entries: Vec<u64>,
+    /// Fails at this step, if any.
+    failing: Option<usize>,
+    num_steps: usize,
+}
+
+impl FreeModel {
+    fn new(options: &SchedulerOptions) -> Self {
+        let slots = |pool: &PoolOptions| vec![None; pool.num_pages * options.page_size];
+        Self {
+            page_size: options.page_size,
+            reaches: options.pools.iter().map(|pool| pool.reach).collect(),
+            pools: options.pools.iter().map(slots).collect(),
+            has_entries: !options.keeps_prefixes,
+            entries: vec![0; options.num_sequences + 1],
+            failing: None,
+            num_steps: 0,
+        }
+    }
+
+    fn write(&mut self, row: &StepRow<'_>) {
+        assert_ne!(row.entry, 0, "the sequence runs");
+        if row.before == 0 {
+            self.entries[row.entry as usize] = 0;
+        }
+        for (place, token) in (row.before..).zip(row.tokens) {
+            for (pool, table) in self.pools.iter_mut().zip(row.tables) {
+                let page = table[place / self.page_size] as usize;
+                assert_ne!(page, 0, "there is a page for the token");
+                pool[page * self.page_size + place % self.page_size] = Some((place, *token));
+            }
+            let entry = &mut self.entries[row.entry as usize];
+            *entry = mixed(*entry, u64::from(*token));
+        }
+    }
+
+    /// The next token by the tokens in the cache.
+    fn next(&self, row: &StepRow<'_>) -> u32 {
+        let length = row.before + row.tokens.len();
+        let pools = self.pools.iter().zip(&self.reaches).zip(row.tables);
+        let seen = pools.map(|((pool, reach), table)| {
+            let first = reach.map_or(0, |reach| length.saturating_sub(reach));
+            (first..length).fold(1, |hash, place| {
+                let slot = table[place / self.page_size] as usize * self.page_size + place % self.page_size;
+                let (found, token) = pool[slot].expect("the slot was written");
+                assert_eq!(found, place, "the slot holds the token of another place");
+                mixed(hash, u64::from(token))
+            })
+        });
+        of_hashes(seen.chain(self.has_entries.then(|| self.entries[row.entry as usize])))
+    }
+}
+
+fn of_hashes(hashes: impl Iterator<Item = u64>) -> u32 {
+    ((hashes.fold(7, mixed) >> 20) % VOCAB_SIZE as u64) as u32
+}
+
+/// The next token by the text alone.
+fn expected(tokens: &[u32], reaches: &[Option<usize>], has_entries: bool) -> u32 {
+    let hash =
+        |start: u64, tokens: &[u32]| tokens.iter().fold(start, |hash, token| mixed(hash, u64::from(*token)));
+    let seen = reaches.iter().map(|reach| {
+        let first = reach.map_or(0, |reach| tokens.len().saturating_sub(reach));
+        hash(1, &tokens[first..])
+    });
+    of_hashes(seen.chain(has_entries.then(|| hash(0, tokens))))
+}
+
+fn plain(token: u32) -> TokenLogProbability {
+    TokenLogProbability { token, log_probability: -1.0, top: Vec::new() }
+}
+
+impl Steps for FreeModel {
+    fn copy(&mut self, copy: &StateCopy) -> Result<(), EngineError> {
+        let [from, to] = copy.entries.map(|entry| entry as usize);
+        self.entries[to] = self.entries[from];
+        for (pool, [from, to]) in self.pools.iter_mut().zip(&copy.pages) {
+            let [from, to] = [*from, *to].map(|page| page as usize * self.page_size);
+            pool.copy_within(from..from + self.page_size, to);
+        }
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        rows: &[StepRow<'_>],
+        targets: &[&[u32]],
+        _scores: Option<usize>,
+    ) -> Result<Vec<Vec<TokenLogProbability>>, EngineError> {
+        rows.iter().for_each(|row| self.write(row));
+        Ok(targets.iter().map(|targets| targets.iter().map(|token| plain(*token)).collect()).collect())
+    }
+
+    fn choose(
+        &mut self,
+        rows: &[StepRow<'_>],
+        choices: &[StepChoice<'_>],
+    ) -> Result<Vec<TokenLogProbability>, EngineError> {
+        assert_eq!(rows.len(), choices.len());
+        self.num_steps += 1;
+        if self.failing == Some(self.num_steps) {
+            return Err(EngineError::StepFailed("the model fails".to_owned()));
+        }
+        rows.iter().for_each(|row| self.write(row));
+        Ok(rows.iter().map(|row| plain(self.next(row))).collect())
+    }
+
+    fn reset(&mut self) -> Result<(), EngineError> {
+        self.pools.iter_mut().flatten().for_each(|slot| *slot = None);
+        Ok(())
+    }
+}
+
+/// A model that chooses without looking.
+struct Blind;
+
+impl Steps for Blind {
+    fn copy(&mut self, _copy: &StateCopy) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        rows: &[StepRow<'_>],
+        _targets: &[&[u32]],
+        _scores: Option<usize>,
+    ) -> Result<Vec<Vec<TokenLogProbability>>, EngineError> {
+        Ok(rows.iter().map(|_| Vec::new()).collect())
+    }
+
+    fn choose(
+        &mut self,
+        rows: &[StepRow<'_>],
+        _choices: &[StepChoice<'_>],
+    ) -> Result<Vec<TokenLogProbability>, EngineError> {
+        Ok(rows.iter().map(|row| plain((row.before % VOCAB_SIZE) as u32)).collect())
+    }
+
+    fn reset(&mut self) -> Result<(), EngineError> {
+        Ok(())
+    }
+}
+
+fn options(max_target_length: usize) -> ServeOptions {
+    let prompts = PromptBounds {
+        vocab_size: VOCAB_SIZE,
+        max_target_length,
+        max_prefill_length: max_target_length,
+        source: None,
+    };
+    ServeOptions { prefill_chunk_size: 16, max_requests: 1000, ..ServeOptions::new(prompts, VOCAB_SIZE) }
+}
+
+fn sizes() -> StepSizes {
+    StepSizes { rows: vec![4, 300], read_rows: vec![1, 4], lengths: vec![4, 16], pages: vec![64] }
+}
+
+fn scheduling(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) -> SchedulerOptions {
+    let pool = |reach: &Option<usize>| PoolOptions { reach: *reach, num_pages };
+    let pools = reaches.iter().map(pool).collect();
+    SchedulerOptions { page_size: 4, pools, num_sequences: 12, piece: 16, keeps_prefixes }
+}
+
+/// The tokens of all answers, and why each ended.
+fn collect(mut answers: Answers, count: usize) -> Vec<(Vec<u32>, Option<FinishReason>)> {
+    let mut all = vec![(Vec::new(), None); count];
+    while let Some(event) = answers.recv() {
+        match event {
+            AnswerEvent::Prompt { .. } => assert!(all.iter().all(|(tokens, _)| tokens.is_empty())),
+            AnswerEvent::Token { answer, token } => all[answer].0.push(token.token),
+            AnswerEvent::Finished { answer, reason } => all[answer].1 = Some(reason),
+            AnswerEvent::Failed(error) => panic!("{error}"),
+        }
+    }
+    all
+}
+
+/// Prompts of unequal lengths, many of which begin alike.
+fn prompt(random: &mut Random, longest: usize) -> Vec<u32> {
+    let shared = random.below(longest);
+    let kind = random.below(3) as u32;
+    let own = random.below(6);
+    let shared = (0..shared as u32).map(|index| (index * 7 + kind) % VOCAB_SIZE as u32);
+    let mut tokens: Vec<u32> = shared.collect();
+    tokens.extend((0..=own).map(|_| random.below(VOCAB_SIZE) as u32));
+    tokens
+}
+
+/// Requests from several threads, some of which are cancelled, receive the tokens that follow from their texts, whatever
+/// runs beside them.
+fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) {
+    let scheduling = scheduling(reaches, num_pages, keeps_prefixes);
+    let handle =
+        EngineHandle::run(FreeModel::new(&scheduling), Scheduler::new(scheduling), options(64), &sizes());
+    let threads: Vec<_> = (0..6)
+        .map(|seed| {
+            let (handle, reaches) = (handle.clone(), reaches.to_vec());
+            std::thread::spawn(move || {
+                let mut random = Random::new(seed);
+                for _ in 0..160 {
+                    let requests: Vec<_> = (0..=random.below(4))
+                        .map(|_| {
+                            let prompt = prompt(&mut random, 40);
+                            let num_answers = 1 + random.below(8) / 6 * random.below(4);
+                            let limits = AnswerLimits {
+                                max_new_tokens: Some(random.below(18)),
+                                ..AnswerLimits::default()
+                            };
+                            let request = GenerationRequest {
+                                num_answers,
+                                limits: limits.clone(),
+                                ..GenerationRequest::greedy(prompt.clone())
+                            };
+                            (prompt, num_answers, limits, handle.submit(request).unwrap())
+                        })
+                        .collect();
+                    for (prompt, num_answers, limits, answers) in requests {
+                        if random.below(8) == 0 {
+                            drop(answers);
+                            continue;
+                        }
+                        for (answer, reason) in collect(answers, num_answers) {
+                            assert_eq!(reason, Some(FinishReason::Length));
+                            assert_eq!(Some(answer.len()), limits.max_new_tokens);
+                            let mut text = prompt.clone();
+                            for token in answer {
+                                assert_eq!(
+                                    token,
+                                    expected(&text, &reaches, !keeps_prefixes),
+                                    "after {} tokens",
+                                    text.len()
+                                );
+                                text.push(token);
+                            }
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    handle.drain();
+    let metrics = handle.metrics();
+    assert_eq!(metrics.cached_prompt_tokens > 0, keeps_prefixes, "{metrics:?}");
+    // Twelve sequences of up to 64 tokens take up to 192 pages.
+    assert_eq!(metrics.preemptions > 0, num_pages < 60, "{metrics:?}");
+    assert!(matches!(handle.submit(GenerationRequest::greedy(vec![1])), Err(SubmitError::ShuttingDown)));
+}
+
+#[test]
+fn answers_depend_on_their_texts_alone() {
+    check(&[None], 18, true);
+    check(&[None], 18, false);
+    check(&[None], 400, true);
+}
+
+#[test]
+fn layers_that_see_fewer_tokens_keep_fewer_pages() {
+    check(&[Some(7)], 14, true);
+    check(&[None, Some(5)], 20, true);
+    check(&[Some(9), None, Some(1)], 20, true);
+}
+
+#[test]
+fn a_failing_step_fails_its_requests_alone() {
+    let scheduling = scheduling(&[None], 30, true);
+    let model = FreeModel { failing: Some(3), ..FreeModel::new(&scheduling) };
+    let handle = EngineHandle::run(model, Scheduler::new(scheduling), options(64), &sizes());
+    let limits = AnswerLimits { max_new_tokens: Some(6), ..AnswerLimits::default() };
+    let request = || GenerationRequest { limits: limits.clone(), ..GenerationRequest::greedy(vec![1, 2, 3]) };
+    let mut answers = handle.submit(request()).unwrap();
+    let mut events = Vec::new();
+    while let Some(event) = answers.recv() {
+        events.push(event);
+    }
+    assert!(
+        matches!(events.last(), Some(AnswerEvent::Failed(error)) if error.to_string().contains("the model fails"))
+    );
+    assert_eq!(collect(handle.submit(request()).unwrap(), 1)[0].0.len(), 6);
+}
+
+#[test]
+fn stop_tokens_and_filters_end_answers() {
+    let scheduling = scheduling(&[None], 30, true);
+    let handle = EngineHandle::run(
+        FreeModel::new(&scheduling),
+        Scheduler::new(scheduling),
+        ServeOptions { eos_tokens: vec![expected(&[5, 6], &[None], false)], ..options(64) },
+        &sizes(),
+    );
+    let limits = |ignore_eos| AnswerLimits { max_new_tokens: Some(6), ignore_eos, ..AnswerLimits::default() };
+    let ask = |limits: AnswerLimits, filters: Vec<Box<dyn TokenFilter>>| {
+        let request = GenerationRequest { limits, filters, ..GenerationRequest::greedy(vec![5, 6]) };
+        collect(handle.submit(request).unwrap(), 1).remove(0)
+    };
+    assert_eq!(ask(limits(false), Vec::new()), (Vec::new(), Some(FinishReason::Stop)));
+    let (free, reason) = ask(limits(true), Vec::new());
+    assert_eq!((free.len(), reason), (6, Some(FinishReason::Length)));
+    let stop = free[2];
+    let first = free.iter().position(|token| *token == stop).unwrap();
+    let (stopped, reason) = ask(AnswerLimits { stop_tokens: vec![stop], ..limits(true) }, Vec::new());
+    assert_eq!((stopped, reason), (free[..first].to_vec(), Some(FinishReason::Stop)));
+
+    /// Allows all tokens, and ends after some.
+    struct Counted(usize, Arc<Mutex<Vec<u32>>>);
+    impl TokenFilter for Counted {
+        fn allowed(&mut self, allowed: &mut [u32]) {
+            allowed.fill(u32::MAX);
+        }
+        fn accept(&mut self, token: u32) -> bool {
+            self.0 -= 1;
+            self.1.lock().unwrap().push(token);
+            self.0 > 0
+        }
+    }
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (counted, reason) = ask(limits(true), vec![Box::new(Counted(4, seen.clone()))]);
+    assert_eq!((&counted, reason), (&free[..4].to_vec(), Some(FinishReason::Stop)));
+    assert_eq!(*seen.lock().unwrap(), counted);
+}
+
+#[test]
+fn wrong_requests_are_refused() {
+    let scheduling = scheduling(&[None], 30, true);
+    let handle =
+        EngineHandle::run(FreeModel::new(&scheduling), Scheduler::new(scheduling), options(64), &sizes());
+    let check = |change: &dyn Fn(&mut GenerationRequest), expected: &str| {
+        let mut request = GenerationRequest::greedy(vec![1, 2]);
+        change(&mut request);
+        let Err(SubmitError::Invalid(error)) = handle.submit(request) else {
+            panic!("{expected} is accepted")
+        };
+        assert!(error.is_user_error());
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    check(&|request| request.prompt.clear(), "has no token");
+    check(&|request| request.prompt = vec![1; 64], "64 tokens, more than the 64 of `max_target_length`");
+    check(&|request| request.prompt = vec![50], "token 50, but the model's `vocab_size` is 50");
+    check(&|request| request.num_answers = 0, "the number of answers is `0`");
+    check(&|request| request.log_probabilities = Some(21), "at most 20 are reported");
+    check(&|request| request.adapter = Some("poet".to_owned()), "no adapter is served as `poet`");
+    check(&|request| request.choice.temperature = f64::NAN, "`temperature` is `NaN`");
+    check(&|request| request.choice.top_k = Some(0), "`top_k` is `0`");
+    check(&|request| request.choice.top_p = 0.0, "`top_p` is `0`");
+    check(&|request| request.choice.min_p = 1.5, "`min_p` is `1.5`");
+    check(&|request| request.choice.repetition_penalty = 0.0, "`repetition_penalty` is `0`");
+    check(&|request| request.choice.presence_penalty = f64::INFINITY, "`presence_penalty` is `inf`");
+    check(&|request| request.choice.logit_bias = vec![(3, f32::NAN)], "the bias of token 3");
+    check(
+        &|request| {
+            request.choice =
+                TokenChoice { allowed_tokens: Some(vec![4]), banned_tokens: vec![4], ..TokenChoice::GREEDY };
+        },
+        "all allowed tokens are banned",
+    );
+    check(
+        &|request| {
+            request.limits =
+                AnswerLimits { min_tokens: 3, max_new_tokens: Some(2), ..AnswerLimits::default() };
+        },
+        "at least 3 tokens, but it may have at most 2",
+    );
+}
+
+/// The scheduler, the worker and the channels of 256 answers at once handle far more tokens than a model chooses.
+#[test]
+fn the_work_around_the_model_is_small() {
+    const NUM_TOKENS: usize = 400;
+    let scheduling = SchedulerOptions {
+        page_size: 16,
+        pools: vec![PoolOptions { reach: None, num_pages: 256 * 64 }],
+        num_sequences: 256,
+        piece: 4096,
+        keeps_prefixes: true,
+    };
+    let options = ServeOptions { prefill_chunk_size: 4096, ..options(1024) };
+    let handle = EngineHandle::run(Blind, Scheduler::new(scheduling), options, &sizes());
+    let started = Instant::now();
+    let all: Vec<Answers> = (0..256_u32)
+        .map(|number| {
+            let limits = AnswerLimits { max_new_tokens: Some(NUM_TOKENS), ..AnswerLimits::default() };
+            let prompt = (0..128).map(|index| (index + number) % VOCAB_SIZE as u32).collect();
+            handle.submit(GenerationRequest { limits, ..GenerationRequest::greedy(prompt) }).unwrap()
+        })
+        .collect();
+    let total: usize = all.into_iter().map(|answers| collect(answers, 1)[0].0.len()).sum();
+    let taken = started.elapsed();
+    assert_eq!(total, 256 * NUM_TOKENS);
+    eprintln!("{:.0} tokens per second", total as f64 / taken.as_secs_f64());
+    // 100,000 tokens per second, with room for a busy machine.
+    assert!(taken < Duration::from_secs(4), "{taken:?}");
+}

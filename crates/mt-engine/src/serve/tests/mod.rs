@@ -1,0 +1,6 @@
+//! Tests of the scheduler with models that cost nothing, and of whole engines.
+
+mod choices;
+mod free;
+mod models;
+mod pages;

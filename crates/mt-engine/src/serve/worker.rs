@@ -1,0 +1,398 @@
+//! The thread of an engine: takes requests, runs steps, and sends events.
+
+use std::{collections::HashMap, sync::Arc};
+
+use super::{
+    AnswerEvent, GenerationRequest, TokenFilter, TokenLogProbability,
+    answers::AnswerSender,
+    handle::Shared,
+    options::ServeOptions,
+    pages::PageId,
+    scheduler::{Piece, Plan, Scheduler, SequenceId},
+    steps::{Adjustment, StepChoice, StepRow, StepSizes, Steps, rounded_up},
+};
+use crate::{EngineError, FinishReason, serve::choice::num_words};
+
+/// An accepted request.
+pub(crate) struct Accepted {
+    pub request: GenerationRequest,
+    pub sender: AnswerSender,
+    /// The seed of its random numbers.
+    pub seed: u64,
+}
+
+/// A request with answers that have not ended.
+struct OpenRequest {
+    accepted: Accepted,
+    /// Tokens that end its answers.
+    stop: Vec<u32>,
+    /// The number of tokens of an answer.
+    limit: usize,
+    /// The log-probabilities of the prompt's tokens, as far as they are known, until they are reported.
+    prompt_scores: Option<Vec<Option<TokenLogProbability>>>,
+    sequences: Vec<SequenceId>,
+}
+
+/// An answer in progress.
+struct Answer {
+    request: u64,
+    number: usize,
+    num_tokens: usize,
+    filter: Option<Box<dyn TokenFilter>>,
+    adjustment: Option<Adjustment>,
+}
+
+/// The thread of an engine.
+pub(crate) struct Worker<S> {
+    steps: S,
+    scheduler: Scheduler,
+    shared: Arc<Shared>,
+    options: Arc<ServeOptions>,
+    requests: HashMap<u64, OpenRequest>,
+    answers: HashMap<SequenceId, Answer>,
+    num_requests: u64,
+    /// The numbers of tokens of pieces that have programs, and the number of prompts that are read together.
+    lengths: Vec<usize>,
+    most_read: usize,
+}
+
+impl<S: Steps> Worker<S> {
+    pub fn new(
+        steps: S,
+        scheduler: Scheduler,
+        shared: Arc<Shared>,
+        options: Arc<ServeOptions>,
+        sizes: &StepSizes,
+    ) -> Self {
+        Self {
+            steps,
+            scheduler,
+            shared,
+            options,
+            requests: HashMap::new(),
+            answers: HashMap::new(),
+            num_requests: 0,
+            lengths: sizes.lengths.clone(),
+            most_read: sizes.read_rows.last().copied().unwrap_or(1),
+        }
+    }
+
+    /// Runs until the engine is shut down.
+    pub fn run(mut self) {
+        while let Some(accepted) = self.shared.next_requests(self.scheduler.is_idle()) {
+            accepted.into_iter().for_each(|accepted| self.open(accepted));
+            self.close_cancelled();
+            let made = self.step();
+            if let Err(error) = made {
+                self.fail_all(error);
+            }
+            self.report();
+        }
+        let left: Vec<u64> = self.requests.keys().copied().collect();
+        for request in left {
+            self.fail(request, EngineError::ShutDown);
+        }
+        self.report();
+    }
+
+    fn open(&mut self, accepted: Accepted) {
+        let request = &accepted.request;
+        let room = self.options.prompts.room(request.prompt.len());
+        let mut stop = request.limits.stop_tokens.clone();
+        if !request.limits.ignore_eos {
+            stop.extend(&self.options.eos_tokens);
+        }
+        let wants_scores = request.prompt_log_probabilities.is_some();
+        let sequences = self.scheduler.add(&request.prompt, request.num_answers, !wants_scores);
+        let number = self.num_requests;
+        self.num_requests += 1;
+        let adjustment = self.adjustment(request);
+        let prompt_scores = vec![None; if wants_scores { request.prompt.len() } else { 0 }];
+        let limit = request.limits.max_new_tokens.unwrap_or(room).min(room);
+        self.shared.count(|metrics| metrics.prompt_tokens += request.prompt.len() as u64);
+        let mut open = OpenRequest {
+            accepted,
+            stop,
+            limit,
+            prompt_scores: Some(prompt_scores),
+            sequences: sequences.clone(),
+        };
+        let mut filters = std::mem::take(&mut open.accepted.request.filters).into_iter();
+        for (index, sequence) in sequences.into_iter().enumerate() {
+            let (filter, adjustment) = (filters.next(), adjustment.clone());
+            let answer = Answer { request: number, number: index, num_tokens: 0, filter, adjustment };
+            self.answers.insert(sequence, answer);
+        }
+        self.requests.insert(number, open);
+    }
+
+    /// What is done to the logits of a request's answers, unless its choices are plain.
+    fn adjustment(&self, request: &GenerationRequest) -> Option<Adjustment> {
+        let (choice, num_choices) = (&request.choice, self.options.num_choices);
+        let is_plain = request.filters.is_empty()
+            && request.limits.min_tokens == 0
+            && choice.logit_bias.is_empty()
+            && choice.allowed_tokens.is_none()
+            && choice.banned_tokens.is_empty()
+            && choice.repetition_penalty == 1.0
+            && choice.presence_penalty == 0.0
+            && choice.frequency_penalty == 0.0;
+        if is_plain {
+            return None;
+        }
+        let mut bias = vec![0.0; num_choices];
+        for (token, value) in &choice.logit_bias {
+            bias.get_mut(*token as usize).into_iter().for_each(|bias| *bias += value);
+        }
+        let mut seen = vec![0; num_choices];
+        for token in &request.prompt {
+            seen.get_mut(*token as usize).into_iter().for_each(|seen| *seen = 1);
+        }
+        Some(Adjustment { bias, seen, allowed: base_mask(choice, num_choices) })
+    }
+
+    fn close_cancelled(&mut self) {
+        let cancelled = self.requests.iter().filter(|(_, request)| request.accepted.sender.is_cancelled());
+        let cancelled: Vec<u64> = cancelled.map(|(number, _)| *number).collect();
+        for number in cancelled {
+            self.close(number);
+        }
+    }
+
+    /// Removes a request with all its answers.
+    fn close(&mut self, number: u64) -> Option<OpenRequest> {
+        let request = self.requests.remove(&number)?;
+        for sequence in &request.sequences {
+            self.scheduler.remove(*sequence);
+            self.answers.remove(sequence);
+        }
+        self.shared.close_request();
+        Some(request)
+    }
+
+    fn fail(&mut self, number: u64, error: EngineError) {
+        if let Some(request) = self.close(number) {
+            request.accepted.sender.send(AnswerEvent::Failed(error));
+        }
+    }
+
+    /// Fails all requests. Programs had the state when the step failed, so none of it is left.
+    fn fail_all(&mut self, error: EngineError) {
+        let message = error.to_string();
+        let mut numbers: Vec<u64> = self.requests.keys().copied().collect();
+        numbers.sort_unstable();
+        let mut error = Some(error);
+        for number in numbers {
+            let error = error.take().unwrap_or_else(|| EngineError::StepFailed(message.clone()));
+            self.fail(number, error);
+        }
+        self.scheduler.forget();
+        if let Err(error) = self.steps.reset() {
+            self.shared.break_down(error.to_string());
+        }
+    }
+
+    fn step(&mut self) -> Result<(), EngineError> {
+        let Plan { copies, mut pieces, decoded, preempted } = self.scheduler.plan();
+        self.shared.count(|metrics| metrics.preemptions += preempted.len() as u64);
+        for copy in &copies {
+            self.steps.copy(copy)?;
+        }
+        // Pieces of alike length are read together, and prompts that attend to no earlier page apart from others.
+        pieces.sort_by_key(|piece| (self.scores_of(piece.sequence), piece.first > 0, piece.count));
+        let mut rest = pieces.as_slice();
+        while let Some(first) = rest.first() {
+            let is_alike = |piece: &Piece| {
+                self.scores_of(piece.sequence) == self.scores_of(first.sequence)
+                    && (piece.first > 0) == (first.first > 0)
+                    && rounded_up(&self.lengths, piece.count) == rounded_up(&self.lengths, first.count)
+            };
+            let most = (2 * self.options.prefill_chunk_size / rounded_up(&self.lengths, first.count)).max(1);
+            let alike = rest.iter().take(most.min(self.most_read)).take_while(|piece| is_alike(piece));
+            let count = alike.count();
+            let (now, later) = rest.split_at(count);
+            self.read(now)?;
+            rest = later;
+        }
+        self.choose(decoded)
+    }
+
+    /// The number of tokens whose log-probabilities a sequence's request wants with those of its prompt.
+    fn scores_of(&self, sequence: SequenceId) -> Option<usize> {
+        let request = &self.requests[&self.answers[&sequence].request];
+        let is_unreported = request.prompt_scores.is_some();
+        request.accepted.request.prompt_log_probabilities.filter(|_| is_unreported)
+    }
+
+    fn read(&mut self, pieces: &[Piece]) -> Result<(), EngineError> {
+        let scores = self.scores_of(pieces[0].sequence);
+        let of = |piece: &Piece| self.scheduler.sequence(piece.sequence);
+        let rows: Vec<StepRow<'_>> =
+            pieces.iter().map(|piece| row(of(piece), piece.first..piece.first + piece.count)).collect();
+        let targets: Vec<&[u32]> =
+            pieces.iter().map(|piece| &of(piece).tokens[piece.first + 1..][..piece.count]).collect();
+        let made = self.steps.read(&rows, &targets, scores)?;
+        for (piece, made) in pieces.iter().zip(made) {
+            let number = self.answers[&piece.sequence].request;
+            let request = self.requests.get_mut(&number).expect("answers belong to requests");
+            // Nothing is kept for tokens of an answer, which are read again after it was put back.
+            let known = request.prompt_scores.iter_mut().flatten().skip(piece.first + 1);
+            known.zip(made).for_each(|(known, score)| *known = Some(score));
+        }
+        pieces.iter().for_each(|piece| self.scheduler.has_read(*piece));
+        Ok(())
+    }
+
+    fn choose(&mut self, decoded: Vec<SequenceId>) -> Result<(), EngineError> {
+        let decoded: Vec<SequenceId> = decoded.into_iter().filter(|id| self.may_continue(*id)).collect();
+        if decoded.is_empty() {
+            return Ok(());
+        }
+        let chosen = {
+            let rows: Vec<StepRow<'_>> = decoded
+                .iter()
+                .map(|id| {
+                    let sequence = self.scheduler.sequence(*id);
+                    row(sequence, sequence.cached..sequence.cached + 1)
+                })
+                .collect();
+            let choices: Vec<StepChoice<'_>> = decoded
+                .iter()
+                .map(|id| {
+                    let answer = &self.answers[id];
+                    let accepted = &self.requests[&answer.request].accepted;
+                    StepChoice {
+                        choice: &accepted.request.choice,
+                        seed: accepted.seed,
+                        answer: answer.number as u64,
+                        num_top: accepted.request.log_probabilities.unwrap_or(0),
+                        adjustment: answer.adjustment.as_ref(),
+                    }
+                })
+                .collect();
+            self.steps.choose(&rows, &choices)?
+        };
+        self.shared.count(|metrics| metrics.generated_tokens += chosen.len() as u64);
+        for (id, token) in decoded.into_iter().zip(chosen) {
+            self.receive(id, token);
+        }
+        Ok(())
+    }
+
+    /// Reports the prompt of a sequence before its first choice, and prepares the choice. `false` if the answer has ended.
+    fn may_continue(&mut self, id: SequenceId) -> bool {
+        let Some(answer) = self.answers.get_mut(&id) else { return false };
+        let request = self.requests.get_mut(&answer.request).expect("answers belong to requests");
+        if let Some(scores) = request.prompt_scores.take() {
+            let cached = self.scheduler.sequence(id).found;
+            self.shared.count(|metrics| metrics.cached_prompt_tokens += cached as u64);
+            request.accepted.sender.send(AnswerEvent::Prompt { cached, log_probabilities: scores });
+        }
+        if request.limit == 0 {
+            self.finish(id, FinishReason::Length);
+            return false;
+        }
+        let limits = &request.accepted.request.limits;
+        let is_early = answer.num_tokens < limits.min_tokens;
+        let was_early = limits.min_tokens > 0 && answer.num_tokens == limits.min_tokens;
+        if let Some(adjustment) = &mut answer.adjustment
+            && (is_early || was_early || answer.filter.is_some())
+        {
+            let choice = &request.accepted.request.choice;
+            adjustment.allowed = base_mask(choice, self.options.num_choices);
+            if let Some(filter) = &mut answer.filter {
+                let mut allowed = vec![0; adjustment.allowed.len()];
+                filter.allowed(&mut allowed);
+                adjustment.allowed.iter_mut().zip(allowed).for_each(|(own, allowed)| *own &= allowed);
+            }
+            for token in request.stop.iter().filter(|_| is_early) {
+                clear(&mut adjustment.allowed, *token);
+            }
+            if adjustment.allowed.iter().all(|word| *word == 0) {
+                self.finish(id, FinishReason::Stop);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn receive(&mut self, id: SequenceId, token: TokenLogProbability) {
+        let Some(answer) = self.answers.get_mut(&id) else { return };
+        let request = &self.requests[&answer.request];
+        if token.log_probability.is_nan() {
+            let position = self.scheduler.sequence(id).tokens.len();
+            let number = answer.request;
+            return self.fail(number, EngineError::NotANumber { position });
+        }
+        let chosen = token.token;
+        if request.stop.contains(&chosen) {
+            return self.finish(id, FinishReason::Stop);
+        }
+        answer.num_tokens += 1;
+        if let Some(adjustment) = &mut answer.adjustment {
+            adjustment.seen[chosen as usize] += 2;
+        }
+        request.accepted.sender.send(AnswerEvent::Token { answer: answer.number, token });
+        let goes_on = answer.filter.as_mut().is_none_or(|filter| filter.accept(chosen));
+        if !goes_on {
+            self.finish(id, FinishReason::Stop);
+        } else if answer.num_tokens == request.limit {
+            self.finish(id, FinishReason::Length);
+        } else {
+            self.scheduler.has_chosen(id, chosen);
+        }
+    }
+
+    fn finish(&mut self, id: SequenceId, reason: FinishReason) {
+        let Some(answer) = self.answers.remove(&id) else { return };
+        self.scheduler.remove(id);
+        self.shared.count(|metrics| metrics.finished += 1);
+        let request = self.requests.get_mut(&answer.request).expect("answers belong to requests");
+        request.sequences.retain(|other| *other != id);
+        request.accepted.sender.send(AnswerEvent::Finished { answer: answer.number, reason });
+        if request.sequences.is_empty() {
+            self.close(answer.request);
+        }
+    }
+
+    fn report(&self) {
+        let (used_pages, total_pages) = self.scheduler.pages();
+        let (running, waiting) = (self.scheduler.num_running(), self.scheduler.num_waiting());
+        self.shared.count(|metrics| {
+            (metrics.used_pages, metrics.total_pages) = (used_pages, total_pages);
+            (metrics.running, metrics.waiting) = (running, waiting);
+        });
+    }
+}
+
+/// Tokens of a sequence as a row of a step.
+fn row(sequence: &super::scheduler::Sequence, tokens: std::ops::Range<usize>) -> StepRow<'_> {
+    let tables: &[Vec<PageId>] = &sequence.tables;
+    let before = tokens.start;
+    StepRow { tokens: &sequence.tokens[tokens], before, tables, entry: sequence.entry }
+}
+
+/// A bit for each token that a request allows.
+fn base_mask(choice: &super::TokenChoice, num_choices: usize) -> Vec<u32> {
+    let mut allowed = vec![0_u32; num_words(num_choices)];
+    match &choice.allowed_tokens {
+        Some(tokens) => {
+            for token in tokens.iter().filter(|token| (**token as usize) < num_choices) {
+                allowed[*token as usize / 32] |= 1 << (token % 32);
+            }
+        }
+        None => {
+            allowed.fill(u32::MAX);
+            // The last word has bits beyond the tokens.
+            if !num_choices.is_multiple_of(32) {
+                *allowed.last_mut().expect("there are tokens") = (1 << (num_choices % 32)) - 1;
+            }
+        }
+    }
+    choice.banned_tokens.iter().for_each(|token| clear(&mut allowed, *token));
+    allowed
+}
+
+fn clear(mask: &mut [u32], token: u32) {
+    mask.get_mut(token as usize / 32).into_iter().for_each(|word| *word &= !(1 << (token % 32)));
+}
