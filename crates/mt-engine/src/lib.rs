@@ -21,6 +21,7 @@ mod options;
 mod plan;
 mod program;
 mod sampler;
+pub mod serve;
 #[cfg(test)]
 mod tests;
 

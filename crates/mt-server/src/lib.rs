@@ -1,0 +1,39 @@
+//! The HTTP server: OpenAI's and Anthropic's interfaces in front of a running engine.
+//!
+//! Phase: run. Text, chat templates, stop strings, grammars and HTTP belong to this crate; the engine behind
+//! [`Generator`] knows token ids alone. A request is read and checked ([`Fields`](fields)), becomes a
+//! `GenerationRequest` of `mt-engine`, and its events become text again, which is sent whole or as server-sent events.
+//! `mt-cli` is above: it loads the model, binds the address and prints the [`ServerEvent`]s.
+
+#![forbid(unsafe_code)]
+
+mod access;
+mod app;
+// bench
+mod chat;
+mod choice;
+mod completions;
+mod error;
+mod fields;
+mod generation;
+mod generator;
+mod grammar;
+mod limits;
+mod log_probabilities;
+mod messages;
+mod metrics;
+mod models;
+mod parameters;
+mod responses;
+mod server;
+mod single;
+mod sse;
+mod text;
+#[cfg(test)]
+mod tests;
+
+pub use access::ApiKeys;
+pub use generator::{AnswerStream, Generator};
+pub use limits::ServerLimits;
+pub use server::{Server, ServerError, ServerEvent, ServedModel};
+pub use single::SingleGenerator;
