@@ -117,24 +117,18 @@ impl App {
         self.num_active.load(Ordering::SeqCst)
     }
 
-    pub fn begin(&self) {
-        self.num_active.fetch_add(1, Ordering::SeqCst);
-    }
-
+    /// Takes note of the end of a request that [`Self::admit`] has accepted.
     pub fn end(&self) {
         self.num_active.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Checks that a request may start.
+    /// Checks that a request may start, and counts it.
     ///
     /// # Errors
     /// The server is shutting down, too many requests wait, or the prompt is empty or too long.
     pub fn admit(&self, prompt: usize) -> Result<()> {
         if *self.phase.borrow() != Phase::Serving {
             return Err(ApiError::shutting_down());
-        }
-        if self.num_active() >= self.limits.max_requests {
-            return Err(ApiError::busy());
         }
         let longest = self.served.max_prompt;
         if prompt > longest {
@@ -146,6 +140,10 @@ impl App {
         }
         if prompt == 0 {
             return Err(ApiError::invalid("the prompt has no token"));
+        }
+        if self.num_active.fetch_add(1, Ordering::SeqCst) >= self.limits.max_requests {
+            self.end();
+            return Err(ApiError::busy());
         }
         Ok(())
     }

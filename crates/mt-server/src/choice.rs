@@ -150,7 +150,7 @@ mod tests {
     const LOGITS: [f32; 5] = [1.0, 2.0, 0.0, -1.0, 1.5];
 
     fn greedy() -> TokenChoice {
-        TokenChoice { temperature: 0.0, ..TokenChoice::default() }
+        TokenChoice::GREEDY
     }
 
     #[track_caller]
@@ -171,14 +171,15 @@ mod tests {
         check(&TokenChoice { presence_penalty: 0.8, ..greedy() }, &[], none, &[1, 4, 1]);
         check(&TokenChoice { frequency_penalty: 0.7, ..greedy() }, &[], none, &[1, 4, 1, 0]);
         check(&TokenChoice { repetition_penalty: 2.0, ..greedy() }, &[1], none, &[4, 0]);
-        let any = TokenChoice::default();
+        let any = TokenChoice { temperature: 1.0, ..TokenChoice::GREEDY };
         let mut chooser = Chooser::new(&any, &[], 0, 0);
         assert_eq!(chooser.choose(&LOGITS, Excluded { allowed: Some(&[0]), ..none }), None);
     }
 
     #[test]
     fn frequencies_match_probabilities() {
-        let choice = TokenChoice { temperature: 0.7, top_p: 0.95, min_p: 0.05, top_k: Some(4), ..TokenChoice::default() };
+        let choice =
+            TokenChoice { temperature: 0.7, top_p: 0.95, min_p: 0.05, top_k: Some(4), ..TokenChoice::GREEDY };
         let weights: Vec<f64> = LOGITS.iter().map(|logit| (f64::from(*logit) / 0.7).exp()).collect();
         // Token 3 is beyond `top_k`; tokens 1, 4 and 0 reach the mass of 0.95 with token 2 left out.
         let kept = [1_usize, 4, 0];

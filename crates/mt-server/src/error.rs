@@ -183,7 +183,7 @@ impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
         match error {
             SubmitError::Invalid(error) => error.into(),
-            SubmitError::QueueFull => Self::busy(),
+            SubmitError::QueueFull { .. } => Self::busy(),
             SubmitError::ShuttingDown => Self::shutting_down(),
         }
     }

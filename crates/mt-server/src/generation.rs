@@ -85,7 +85,6 @@ impl Generation {
         request: GenerationRequest,
         parameters: &Parameters,
     ) -> Result<Self> {
-        app.admit(request.prompt.len())?;
         let stops = StopStrings::new(parameters.stops.clone(), parameters.keep_stop);
         let text = || {
             let skip = parameters.skip_special_tokens;
@@ -100,7 +99,7 @@ impl Generation {
         let measured = Measured { started: Instant::now(), first: None, last: None, most: 0 };
         let mut phase = app.phase.subscribe();
         let time = app.limits.answer_time;
-        app.begin();
+        app.admit(num_prompt_tokens)?;
         let mut generation = Self {
             app: app.clone(),
             call: call.clone(),
@@ -223,7 +222,9 @@ impl Drop for Generation {
             self.app.metrics.finished("abort");
         }
         self.measured.most = self.num_answer_tokens;
-        self.app.metrics.ended(&self.measured, self.num_prompt_tokens);
+        if self.outcome != "refused" {
+            self.app.metrics.ended(&self.measured);
+        }
         self.app.report(ServerEvent::Answered {
             id: self.call.id.clone(),
             num_prompt_tokens: self.num_prompt_tokens,

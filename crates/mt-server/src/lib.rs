@@ -9,7 +9,7 @@
 
 mod access;
 mod app;
-// bench
+pub mod bench;
 mod chat;
 mod choice;
 mod completions;

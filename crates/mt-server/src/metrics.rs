@@ -87,7 +87,7 @@ impl Metrics {
     }
 
     /// A request has ended.
-    pub fn ended(&self, measured: &Measured, _prompt: usize) {
+    pub fn ended(&self, measured: &Measured) {
         let now = Instant::now();
         self.with(|counts| {
             counts.observe("e2e_request_latency_seconds", WHOLE, (now - measured.started).as_secs_f64());
@@ -108,12 +108,12 @@ impl Metrics {
     pub fn text(&self, model: &str, engine: &EngineMetrics) -> String {
         let model = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
         let mut page = Page { text: String::new(), labels: format!("model_name=\"{model}\",engine=\"0\"") };
-        let used = engine.pages_used as f64 / engine.pages_total.max(1) as f64;
+        let used = engine.used_pages as f64 / engine.total_pages.max(1) as f64;
         page.single("num_requests_running", "gauge", "Requests that are being answered", engine.running as f64);
         page.single("num_requests_waiting", "gauge", "Requests in the queue", engine.waiting as f64);
         page.single("kv_cache_usage_perc", "gauge", "The fraction of the cache's pages in use", used);
         page.head("cache_config_info", "gauge", "The configuration of the cache");
-        let pages = format!(",num_gpu_blocks=\"{}\"", engine.pages_total);
+        let pages = format!(",num_gpu_blocks=\"{}\"", engine.total_pages);
         page.line("cache_config_info", &pages, 1.0);
         self.with(|counts| {
             for (name, help, value) in [
@@ -121,8 +121,8 @@ impl Metrics {
                 ("prompt_tokens_cached_total", "Tokens of prompts from the prefix cache", counts.cached_tokens),
                 ("generation_tokens_total", "Tokens of answers", counts.generated_tokens),
                 ("num_preemptions_total", "Requests that were put back", engine.preemptions),
-                ("prefix_cache_queries_total", "Tokens looked up in the prefix cache", engine.prefix_queries),
-                ("prefix_cache_hits_total", "Tokens found in the prefix cache", engine.prefix_hits),
+                ("prefix_cache_queries_total", "Tokens looked up in the prefix cache", engine.prompt_tokens),
+                ("prefix_cache_hits_total", "Tokens found in the prefix cache", engine.cached_prompt_tokens),
             ] {
                 page.single(name, "counter", help, value as f64);
             }
@@ -222,7 +222,7 @@ mod tests {
             metrics.prompt(tokens, 1);
         }
         metrics.finished("stop");
-        let text = metrics.text("a\"b", &EngineMetrics { pages_used: 1, pages_total: 4, ..EngineMetrics::default() });
+        let text = metrics.text("a\"b", &EngineMetrics { used_pages: 1, total_pages: 4, ..EngineMetrics::default() });
         for line in [
             "vllm:request_prompt_tokens_bucket{model_name=\"a\\\"b\",engine=\"0\",le=\"1\"} 1",
             "vllm:request_prompt_tokens_bucket{model_name=\"a\\\"b\",engine=\"0\",le=\"5\"} 3",

@@ -20,7 +20,7 @@ const MAX_STOPS: usize = 32;
 const MAX_STOP_LENGTH: usize = 4096;
 
 /// The parameters of a request for answers.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Parameters {
     pub choice: TokenChoice,
     pub limits: AnswerLimits,

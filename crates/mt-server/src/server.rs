@@ -33,6 +33,8 @@ pub struct ServedModel {
     /// The path of the weights, which is another name of the model.
     pub root: String,
     pub tokenizer: Arc<Tokenizer>,
+    /// Begins conversations that have no system message of their own.
+    pub system: Option<String>,
     /// Turns messages into prompts; without it, the model only continues texts.
     pub template: Option<ChatTemplate>,
     /// The directory of the tokenizer's files.

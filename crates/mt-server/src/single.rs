@@ -91,6 +91,7 @@ impl Generator for SingleGenerator {
     fn submit(&self, request: GenerationRequest) -> Result<Box<dyn AnswerStream>, SubmitError> {
         self.bounds.check(1, &request.prompt)?;
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = self.counts.waiting.load(Ordering::SeqCst);
         let jobs = jobs.as_ref().ok_or(SubmitError::ShuttingDown)?;
         let (events, receiver) = unbounded_channel();
         // The worker may take the job before this thread goes on.
@@ -98,7 +99,7 @@ impl Generator for SingleGenerator {
         jobs.try_send(Job { request, events }).map_err(|error| {
             self.counts.waiting.fetch_sub(1, Ordering::SeqCst);
             match error {
-                TrySendError::Full(_) => SubmitError::QueueFull,
+                TrySendError::Full(_) => SubmitError::QueueFull { waiting },
                 TrySendError::Disconnected(_) => SubmitError::ShuttingDown,
             }
         })?;
@@ -176,7 +177,7 @@ fn is_plain(request: &GenerationRequest) -> bool {
         top_k: choice.top_k,
         top_p: choice.top_p,
         seed: choice.seed,
-        ..TokenChoice::default()
+        ..TokenChoice::GREEDY
     };
     *choice == others
         && request.filters.is_empty()

@@ -18,6 +18,7 @@ mod published;
 mod refusals;
 mod resume;
 mod reward;
+mod serve;
 mod sft;
 mod stacks;
 mod stop;

@@ -1,8 +1,10 @@
 //! Requests to a running engine, and the events of their answers.
 
+use std::fmt;
+
 use crate::{EngineError, FinishReason};
 
-/// A request for `num_answers` continuations of one prompt.
+/// What a client asks the engine for: `num_answers` continuations of one prompt.
 pub struct GenerationRequest {
     pub prompt: Vec<u32>,
     pub num_answers: usize,
@@ -12,106 +14,168 @@ pub struct GenerationRequest {
     pub log_probabilities: Option<usize>,
     /// As `log_probabilities`, of the prompt's tokens from the second on.
     pub prompt_log_probabilities: Option<usize>,
-    /// Restricts the tokens of each answer (grammars, schemas); one filter for each answer.
+    /// Restricts the tokens of each answer (grammars, schemas); one filter for each answer, or none.
     pub filters: Vec<Box<dyn TokenFilter>>,
     /// The adapter by its served name; `None` for the base model.
     pub adapter: Option<String>,
 }
 
-/// How the next token is chosen.
+impl GenerationRequest {
+    /// One greedy answer to a prompt, as long as the engine allows.
+    pub fn greedy(prompt: Vec<u32>) -> Self {
+        Self {
+            prompt,
+            num_answers: 1,
+            choice: TokenChoice::GREEDY,
+            limits: AnswerLimits::default(),
+            log_probabilities: None,
+            prompt_log_probabilities: None,
+            filters: Vec::new(),
+            adapter: None,
+        }
+    }
+}
+
+/// How each token of an answer is chosen.
+///
+/// The bias is added to the model's logits, then penalties apply, and tokens that are not allowed drop out. The rest is
+/// divided by the temperature, then restricted by `min_p`, by `top_k` and by `top_p`, in this order. One of the remaining
+/// tokens is drawn by its probability.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenChoice {
     /// 0 selects the most probable token.
     pub temperature: f64,
     pub top_k: Option<usize>,
+    /// 1 for no restriction.
     pub top_p: f64,
-    /// The lowest probability of a token, relative to that of the most probable one.
+    /// The least probability of a token, as a fraction of that of the most probable one; 0 for no restriction.
     pub min_p: f64,
+    /// Divides positive logits of tokens of the prompt and of the answer, and multiplies negative ones; 1 for none.
     pub repetition_penalty: f64,
+    /// Subtracted from the logits of the answer's tokens; 0 for none.
     pub presence_penalty: f64,
+    /// Subtracted from a token's logit once for each time that the answer has it; 0 for none.
     pub frequency_penalty: f64,
     pub logit_bias: Vec<(u32, f32)>,
+    /// The only tokens that may be chosen; `None` for all.
     pub allowed_tokens: Option<Vec<u32>>,
     pub banned_tokens: Vec<u32>,
+    /// Determines the random numbers, together with the number of the answer and the index of the token; `None` for a
+    /// seed of the engine's own.
     pub seed: Option<u64>,
 }
 
-impl Default for TokenChoice {
-    fn default() -> Self {
-        Self {
-            temperature: 1.0,
-            top_k: None,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            logit_bias: Vec::new(),
-            allowed_tokens: None,
-            banned_tokens: Vec::new(),
-            seed: None,
-        }
-    }
+impl TokenChoice {
+    /// The most probable token.
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_k: None,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias: Vec::new(),
+        allowed_tokens: None,
+        banned_tokens: Vec::new(),
+        seed: None,
+    };
 }
 
-/// The limits of an answer.
+/// Where an answer ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnswerLimits {
+    /// The maximum length of an answer in tokens; `None` for as many as the engine's bounds allow.
     pub max_new_tokens: Option<usize>,
+    /// The number of tokens before which no stop token and no EOS is chosen.
     pub min_tokens: usize,
-    /// Tokens that end an answer and do not belong to it.
+    /// Tokens that end an answer and do not belong to it, in addition to the model's EOS tokens.
     pub stop_tokens: Vec<u32>,
-    /// Whether the model's own end-of-sequence tokens do not end an answer.
+    /// Whether the model's EOS tokens are tokens like others.
     pub ignore_eos: bool,
 }
 
-/// Restricts the tokens of one answer.
+/// Restricts the tokens of an answer one by one, such as to those that a grammar allows.
 pub trait TokenFilter: Send {
-    /// Sets bit t of `allowed` (32 a word) for every token t that may come next.
+    /// Sets bit `t` of `allowed` (32 a word) for every token `t` that may come next.
     fn allowed(&mut self, allowed: &mut [u32]);
+
     /// Takes note of the chosen token. `false` if the answer ends here.
     fn accept(&mut self, token: u32) -> bool;
 }
 
-/// A token with its log-probability under the model, and the most probable tokens in its place.
+/// A token with its log-probability under the model, regardless of temperature, penalties and restrictions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogProbability {
     pub token: u32,
+    /// The natural logarithm.
     pub log_probability: f32,
+    /// The most probable tokens with their log-probabilities, in descending order.
     pub top: Vec<(u32, f32)>,
 }
 
-/// An event of a request.
+/// What happens to a request.
+#[derive(Debug)]
 pub enum AnswerEvent {
-    /// The prompt has been read. `cached` of its tokens came from the prefix cache.
-    Prompt { cached: usize, log_probabilities: Vec<Option<TokenLogProbability>> },
-    Token { answer: usize, token: TokenLogProbability },
-    Finished { answer: usize, reason: FinishReason },
+    /// The prompt has been read.
+    Prompt {
+        /// The number of its tokens that came from the prefix cache.
+        cached: usize,
+        /// One entry for each token, if requested; none for the first.
+        log_probabilities: Vec<Option<TokenLogProbability>>,
+    },
+    Token {
+        answer: usize,
+        token: TokenLogProbability,
+    },
+    Finished {
+        answer: usize,
+        reason: FinishReason,
+    },
+    /// The request has failed. No event follows.
     Failed(EngineError),
 }
 
-/// The reason why a request is not accepted.
+/// Why a request is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
+    /// The request is wrong.
     #[error(transparent)]
     Invalid(#[from] EngineError),
-    #[error("the queue is full")]
-    QueueFull,
-    #[error("the server is shutting down")]
+    #[error("{waiting} requests are waiting, and more are not accepted\nhint: try again later")]
+    QueueFull { waiting: usize },
+    #[error("the engine is shutting down")]
     ShuttingDown,
 }
 
 /// Counts of a running engine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineMetrics {
+    /// Answers whose prompts have been read or are being read.
     pub running: usize,
+    /// Answers that wait for pages.
     pub waiting: usize,
-    pub pages_used: usize,
-    pub pages_total: usize,
-    /// The prompt tokens that were looked up in the prefix cache, and those that were found.
-    pub prefix_queries: u64,
-    pub prefix_hits: u64,
+    /// Pages in use, without those that only the prefix cache holds.
+    pub used_pages: usize,
+    pub total_pages: usize,
+    /// Tokens of prompts, and those of them that came from the prefix cache.
     pub prompt_tokens: u64,
+    pub cached_prompt_tokens: u64,
     pub generated_tokens: u64,
+    /// The number of times that an answer was put back for want of pages.
     pub preemptions: u64,
+    /// Answers that have ended.
+    pub finished: u64,
+}
+
+impl fmt::Debug for GenerationRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GenerationRequest")
+            .field("prompt", &self.prompt.len())
+            .field("num_answers", &self.num_answers)
+            .field("choice", &self.choice)
+            .field("limits", &self.limits)
+            .field("num_filters", &self.filters.len())
+            .finish_non_exhaustive()
+    }
 }

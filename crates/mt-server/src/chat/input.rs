@@ -151,7 +151,12 @@ impl ChatInput {
             }
             variables.insert("tools".to_owned(), json!(self.tools));
         }
-        let mut text = template.render_with(json!(self.messages), variables)?;
+        let mut messages = self.messages.clone();
+        let has_system = ["system", "developer"].iter().any(|role| messages[0]["role"] == *role);
+        if let Some(system) = served.system.as_ref().filter(|_| !has_system) {
+            messages.insert(0, json!({ "role": "system", "content": system }));
+        }
+        let mut text = template.render_with(json!(messages), variables)?;
         if self.continue_final_message {
             let last = self.messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
             let last = last.trim();

@@ -68,7 +68,7 @@ fn scored(token: u32, top: Option<usize>) -> TokenLogProbability {
 impl Generator for Scripted {
     fn submit(&self, mut request: GenerationRequest) -> Result<Box<dyn AnswerStream>, SubmitError> {
         if self.is_full {
-            return Err(SubmitError::QueueFull);
+            return Err(SubmitError::QueueFull { waiting: 1 });
         }
         self.submitted.lock().unwrap().push(Submitted {
             prompt: self.tokenizer.decode(&request.prompt, false).unwrap(),
@@ -127,7 +127,7 @@ impl Generator for Scripted {
     }
 
     fn metrics(&self) -> EngineMetrics {
-        EngineMetrics { running: 1, pages_used: 1, pages_total: 2, ..EngineMetrics::default() }
+        EngineMetrics { running: 1, used_pages: 1, total_pages: 2, ..EngineMetrics::default() }
     }
 
     fn drain(&self) {}
@@ -156,6 +156,7 @@ pub fn served(tokenizer: Arc<Tokenizer>, with_template: bool) -> ServedModel {
         root: "/models/tiny".to_owned(),
         tokenizer,
         template: with_template.then_some(template),
+        system: None,
         tokenizer_directory: None,
         add_bos: false,
         end_tokens: vec![2],
