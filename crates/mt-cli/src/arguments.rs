@@ -18,8 +18,8 @@ use crate::{
 use distill::{DISTILL, DISTILL_EXAMPLES};
 use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
 pub use preference::{Reward, RewardCommand, RewardScore};
-use serve::{CHAT, CHAT_EXAMPLES, SERVE, SERVE_EXAMPLES};
 pub use serve::{BenchCommand, BenchServe, Serve};
+use serve::{CHAT, CHAT_EXAMPLES, SERVE, SERVE_EXAMPLES};
 
 const EXAMPLES: &str = "\
 Examples:

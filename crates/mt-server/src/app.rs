@@ -185,7 +185,9 @@ impl App {
     /// The body is too large, too slow or broken.
     pub async fn body(&self, body: Body) -> Result<Bytes> {
         let most = self.limits.max_body;
-        let too_large = || ApiError::too_large(format!("the request's body has more than {most} bytes, the server's limit"));
+        let too_large = || {
+            ApiError::too_large(format!("the request's body has more than {most} bytes, the server's limit"))
+        };
         if body.size_hint().lower() > most as u64 {
             return Err(too_large());
         }
@@ -316,7 +318,8 @@ async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
 }
 
 async fn no_route(request: Request) -> ApiError {
-    ApiError::not_found(format!("the server has no route `{}`", request.uri().path())).with_code("unknown_url")
+    ApiError::not_found(format!("the server has no route `{}`", request.uri().path()))
+        .with_code("unknown_url")
 }
 
 async fn wrong_method(method: Method, request: Request) -> ApiError {

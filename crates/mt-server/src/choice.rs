@@ -75,7 +75,8 @@ impl<'a> Chooser<'a> {
     /// The logits of the tokens that may be chosen, after biases and penalties.
     fn scores(&self, logits: &[f32], excluded: Excluded<'_>) -> Vec<(u32, f64)> {
         let choice = self.choice;
-        let only: Option<BTreeSet<u32>> = choice.allowed_tokens.as_ref().map(|tokens| tokens.iter().copied().collect());
+        let only: Option<BTreeSet<u32>> =
+            choice.allowed_tokens.as_ref().map(|tokens| tokens.iter().copied().collect());
         let banned: BTreeSet<u32> = choice.banned_tokens.iter().chain(excluded.banned).copied().collect();
         let may_come = |token: &u32| {
             let masked = excluded.allowed.is_some_and(|mask| {
@@ -156,7 +157,8 @@ mod tests {
     #[track_caller]
     fn check(choice: &TokenChoice, prompt: &[u32], excluded: Excluded<'_>, expected: &[u32]) {
         let mut chooser = Chooser::new(choice, prompt, 0, 0);
-        let tokens: Vec<u32> = (0..expected.len()).filter_map(|_| chooser.choose(&LOGITS, excluded)).collect();
+        let tokens: Vec<u32> =
+            (0..expected.len()).filter_map(|_| chooser.choose(&LOGITS, excluded)).collect();
         assert_eq!(tokens, expected);
     }
 

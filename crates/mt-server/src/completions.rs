@@ -128,8 +128,9 @@ fn read(app: &App, fields: &Fields) -> Result<Asked> {
 /// The prompts: a text, texts, token ids, or lists of token ids.
 fn prompts(app: &App, fields: &Fields, adds: Option<bool>) -> Result<Vec<Vec<u32>>> {
     let vocab_size = app.served.vocab_size;
-    let wrong =
-        || ApiError::field("prompt", "`prompt` is not a text, a list of texts, token ids, or lists of token ids");
+    let wrong = || {
+        ApiError::field("prompt", "`prompt` is not a text, a list of texts, token ids, or lists of token ids")
+    };
     let tokens = |list: &[Value]| -> Result<Vec<u32>> {
         list.iter().map(|value| token_of("prompt", value, vocab_size)).collect()
     };
@@ -232,7 +233,8 @@ impl Answers {
 
     async fn collect(mut self) -> Result<Response<Body>> {
         let each = self.asked.parameters.num_answers;
-        let mut choices: Vec<Choice> = (0..each * self.generations.len()).map(|_| Choice::default()).collect();
+        let mut choices: Vec<Choice> =
+            (0..each * self.generations.len()).map(|_| Choice::default()).collect();
         while let Some((prompt, piece)) = next_of(&mut self.generations).await? {
             match piece {
                 Piece::Prompt { log_probabilities } => {
@@ -260,7 +262,8 @@ impl Answers {
 
     async fn send(mut self, events: &Events) -> Result<(), Gone> {
         let each = self.asked.parameters.num_answers;
-        let mut lists: Vec<TokenLists> = (0..each * self.generations.len()).map(|_| TokenLists::default()).collect();
+        let mut lists: Vec<TokenLists> =
+            (0..each * self.generations.len()).map(|_| TokenLists::default()).collect();
         loop {
             let next = match next_of(&mut self.generations).await {
                 Ok(next) => next,
@@ -321,11 +324,12 @@ impl Answers {
     }
 
     fn choice(&self, index: usize, choice: &mut Choice, is_whole: bool) -> Value {
-        let lists = if choice.lists.is_empty() && (!is_whole || self.asked.parameters.log_probabilities.is_none()) {
-            Value::Null
-        } else {
-            choice.lists.take()
-        };
+        let lists =
+            if choice.lists.is_empty() && (!is_whole || self.asked.parameters.log_probabilities.is_none()) {
+                Value::Null
+            } else {
+                choice.lists.take()
+            };
         let mut object = json!({
             "index": index,
             "text": choice.text,
@@ -339,7 +343,8 @@ impl Answers {
         if self.asked.parameters.return_token_ids {
             object["token_ids"] = json!(choice.token_ids);
             if is_whole {
-                object["prompt_token_ids"] = json!(self.asked.prompts[index / self.asked.parameters.num_answers]);
+                object["prompt_token_ids"] =
+                    json!(self.asked.prompts[index / self.asked.parameters.num_answers]);
             }
         }
         object

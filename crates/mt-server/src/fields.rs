@@ -106,7 +106,8 @@ impl Fields {
     /// The request has an unknown field.
     pub fn finish(&self) -> Result<()> {
         let read = self.read.borrow();
-        let unknown = self.values.iter().find(|(name, value)| !value.is_null() && !read.contains(name.as_str()));
+        let unknown =
+            self.values.iter().find(|(name, value)| !value.is_null() && !read.contains(name.as_str()));
         match unknown {
             None => Ok(()),
             Some((name, _)) => {
@@ -157,9 +158,16 @@ fn as_integer(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_f64().and_then(whole))
 }
 
-fn out_of_bounds<T: std::fmt::Display>(name: &str, value: &T, least: &T, most: &T, is_open: bool) -> ApiError {
+fn out_of_bounds<T: std::fmt::Display>(
+    name: &str,
+    value: &T,
+    least: &T,
+    most: &T,
+    is_open: bool,
+) -> ApiError {
     let bounds = if is_open { format!("at least {least}") } else { format!("between {least} and {most}") };
-    ApiError::field(name, format!("`{name}` is {value}, but it has to be {bounds}")).with_code("invalid_value")
+    ApiError::field(name, format!("`{name}` is {value}, but it has to be {bounds}"))
+        .with_code("invalid_value")
 }
 
 #[cfg(test)]
@@ -185,10 +193,7 @@ mod tests {
         assert_eq!(message(given.integer("b", 0..=2)), "`b` is 3, but it has to be between 0 and 2");
         assert_eq!(message(given.integer("a", 0..=2)), "`a` is not an integer");
         assert_eq!(message(given.integer("b", 4..=i64::MAX)), "`b` is 3, but it has to be at least 4");
-        assert_eq!(
-            given.tokens("e", 2).unwrap_err().message,
-            "`e` has `2`, which is no token id below 2"
-        );
+        assert_eq!(given.tokens("e", 2).unwrap_err().message, "`e` has `2`, which is no token id below 2");
     }
 
     #[test]

@@ -28,12 +28,12 @@ mod responses;
 mod server;
 mod single;
 mod sse;
-mod text;
 #[cfg(test)]
 mod tests;
+mod text;
 
 pub use access::ApiKeys;
 pub use generator::{AnswerStream, Generator};
 pub use limits::ServerLimits;
-pub use server::{Server, ServerError, ServerEvent, ServedModel};
+pub use server::{ServedModel, Server, ServerError, ServerEvent};
 pub use single::SingleGenerator;

@@ -77,7 +77,8 @@ fn read(app: &App, fields: &Fields, answers: bool) -> Result<(ChatInput, Paramet
             return Err(ApiError::field("tools", "`tools` has a tool without `name`"));
         };
         let Some(schema) = tool["input_schema"].as_object() else {
-            let message = format!("the tool `{name}` has no `input_schema`; the server runs no tools of its own");
+            let message =
+                format!("the tool `{name}` has no `input_schema`; the server runs no tools of its own");
             return Err(ApiError::field("tools", message));
         };
         let description = &tool["description"];
@@ -105,7 +106,12 @@ fn read(app: &App, fields: &Fields, answers: bool) -> Result<(ChatInput, Paramet
         let enabled = match thinking.get("type").and_then(Value::as_str) {
             Some("enabled" | "adaptive") => true,
             Some("disabled") => false,
-            _ => return Err(ApiError::field("thinking", "the type of `thinking` has to be `enabled` or `disabled`")),
+            _ => {
+                return Err(ApiError::field(
+                    "thinking",
+                    "the type of `thinking` has to be `enabled` or `disabled`",
+                ));
+            }
         };
         input.variables.insert("enable_thinking".to_owned(), json!(enabled));
     }
@@ -135,12 +141,19 @@ fn messages(fields: &Fields) -> Result<Vec<Value>> {
     for (index, message) in messages.iter().enumerate() {
         let field = format!("messages.{index}");
         match message["role"].as_str() {
-            Some(role @ ("user" | "assistant")) => add_message(&mut found, &field, role, &message["content"])?,
+            Some(role @ ("user" | "assistant")) => {
+                add_message(&mut found, &field, role, &message["content"])?
+            }
             Some("system") => {
                 let text = text_of(&field, &message["content"])?;
                 found.push(json!({ "role": "system", "content": text }));
             }
-            _ => return Err(ApiError::field(&field, format!("the role of `{field}` has to be `user` or `assistant`"))),
+            _ => {
+                return Err(ApiError::field(
+                    &field,
+                    format!("the role of `{field}` has to be `user` or `assistant`"),
+                ));
+            }
         }
     }
     Ok(found)
@@ -154,7 +167,12 @@ fn add_message(found: &mut Vec<Value>, field: &str, role: &str, content: &Value)
             return Ok(());
         }
         Value::Array(blocks) => blocks,
-        _ => return Err(ApiError::field(field, format!("the content of `{field}` is neither a text nor a list"))),
+        _ => {
+            return Err(ApiError::field(
+                field,
+                format!("the content of `{field}` is neither a text nor a list"),
+            ));
+        }
     };
     let wrong = |message: String| Err(ApiError::field(field, message));
     let (mut text, mut thinking, mut calls) = (None::<String>, String::new(), Vec::new());
@@ -178,11 +196,14 @@ fn add_message(found: &mut Vec<Value>, field: &str, role: &str, content: &Value)
                     Value::Null => String::new(),
                     content => text_of(field, content)?,
                 };
-                found.push(json!({ "role": "tool", "content": result, "tool_call_id": block["tool_use_id"] }));
+                found
+                    .push(json!({ "role": "tool", "content": result, "tool_call_id": block["tool_use_id"] }));
             }
             kind => {
                 let kind = kind.unwrap_or("unknown");
-                return wrong(format!("`{field}` has a block of the type {kind:?}, but the model reads text alone"));
+                return wrong(format!(
+                    "`{field}` has a block of the type {kind:?}, but the model reads text alone"
+                ));
             }
         }
     }

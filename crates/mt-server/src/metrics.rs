@@ -11,16 +11,18 @@ use mt_engine::serve::EngineMetrics;
 
 /// The bounds of histograms of seconds until something happens, of seconds of whole requests, and of tokens.
 const FIRST: &[f64] = &[
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0,
 ];
 const BETWEEN: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0];
 const WHOLE: &[f64] = &[
-    0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
-    960.0,
+    0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+    240.0, 480.0, 960.0,
 ];
 const TOKENS: &[f64] = &[
-    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100_000.0,
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0,
+    100_000.0,
 ];
 
 /// The times of one request.
@@ -109,7 +111,12 @@ impl Metrics {
         let model = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
         let mut page = Page { text: String::new(), labels: format!("model_name=\"{model}\",engine=\"0\"") };
         let used = engine.used_pages as f64 / engine.total_pages.max(1) as f64;
-        page.single("num_requests_running", "gauge", "Requests that are being answered", engine.running as f64);
+        page.single(
+            "num_requests_running",
+            "gauge",
+            "Requests that are being answered",
+            engine.running as f64,
+        );
         page.single("num_requests_waiting", "gauge", "Requests in the queue", engine.waiting as f64);
         page.single("kv_cache_usage_perc", "gauge", "The fraction of the cache's pages in use", used);
         page.head("cache_config_info", "gauge", "The configuration of the cache");
@@ -118,7 +125,11 @@ impl Metrics {
         self.with(|counts| {
             for (name, help, value) in [
                 ("prompt_tokens_total", "Tokens of prompts", counts.prompt_tokens),
-                ("prompt_tokens_cached_total", "Tokens of prompts from the prefix cache", counts.cached_tokens),
+                (
+                    "prompt_tokens_cached_total",
+                    "Tokens of prompts from the prefix cache",
+                    counts.cached_tokens,
+                ),
                 ("generation_tokens_total", "Tokens of answers", counts.generated_tokens),
                 ("num_preemptions_total", "Requests that were put back", engine.preemptions),
                 ("prefix_cache_queries_total", "Tokens looked up in the prefix cache", engine.prompt_tokens),
@@ -222,7 +233,8 @@ mod tests {
             metrics.prompt(tokens, 1);
         }
         metrics.finished("stop");
-        let text = metrics.text("a\"b", &EngineMetrics { used_pages: 1, total_pages: 4, ..EngineMetrics::default() });
+        let text = metrics
+            .text("a\"b", &EngineMetrics { used_pages: 1, total_pages: 4, ..EngineMetrics::default() });
         for line in [
             "vllm:request_prompt_tokens_bucket{model_name=\"a\\\"b\",engine=\"0\",le=\"1\"} 1",
             "vllm:request_prompt_tokens_bucket{model_name=\"a\\\"b\",engine=\"0\",le=\"5\"} 3",

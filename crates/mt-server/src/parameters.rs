@@ -77,11 +77,18 @@ impl Parameters {
             keep_stop: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
             skip_special_tokens: fields.flag("skip_special_tokens")?.unwrap_or(true),
             log_probabilities: None,
-            prompt_log_probabilities: fields.count("prompt_logprobs", 0)?.map(check_top("prompt_logprobs")).transpose()?,
+            prompt_log_probabilities: fields
+                .count("prompt_logprobs", 0)?
+                .map(check_top("prompt_logprobs"))
+                .transpose()?,
             grammar: grammar(fields)?,
             return_token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
             limits: AnswerLimits {
-                stop_tokens: limits.stop_tokens.into_iter().filter(|token| (*token as usize) < vocab_size).collect(),
+                stop_tokens: limits
+                    .stop_tokens
+                    .into_iter()
+                    .filter(|token| (*token as usize) < vocab_size)
+                    .collect(),
                 ..limits
             },
         })
@@ -115,7 +122,8 @@ pub fn check_top(name: &'static str) -> impl Fn(usize) -> Result<usize> {
 
 fn refuse_unavailable(fields: &Fields) -> Result<()> {
     let refuse = |name: &str, reason: &str| {
-        Err(ApiError::field(name, format!("`{name}` is not available: {reason}")).with_code("unsupported_parameter"))
+        Err(ApiError::field(name, format!("`{name}` is not available: {reason}"))
+            .with_code("unsupported_parameter"))
     };
     if fields.flag("use_beam_search")? == Some(true) {
         return refuse("use_beam_search", "answers are sampled");
@@ -150,7 +158,9 @@ fn limits(fields: &Fields, served: &ServedModel) -> Result<AnswerLimits> {
 fn choice(fields: &Fields, served: &ServedModel) -> Result<TokenChoice> {
     let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
     if top_p == 0.0 {
-        return Err(ApiError::field("top_p", "`top_p` is 0, but it has to be above 0").with_code("invalid_value"));
+        return Err(
+            ApiError::field("top_p", "`top_p` is 0, but it has to be above 0").with_code("invalid_value")
+        );
     }
     let repetition_penalty = fields.number("repetition_penalty", 0.0..=f64::MAX)?.unwrap_or(1.0);
     if repetition_penalty == 0.0 {
@@ -161,7 +171,10 @@ fn choice(fields: &Fields, served: &ServedModel) -> Result<TokenChoice> {
     let top_k = fields.integer("top_k", -1..=i64::MAX)?.and_then(|top_k| usize::try_from(top_k).ok());
     let allowed_tokens = fields.tokens("allowed_token_ids", served.vocab_size)?;
     if allowed_tokens.as_ref().is_some_and(Vec::is_empty) {
-        return Err(ApiError::field("allowed_token_ids", "`allowed_token_ids` is empty, which allows no answer"));
+        return Err(ApiError::field(
+            "allowed_token_ids",
+            "`allowed_token_ids` is empty, which allows no answer",
+        ));
     }
     Ok(TokenChoice {
         temperature: fields.number("temperature", 0.0..=100.0)?.unwrap_or(1.0),
@@ -192,7 +205,9 @@ fn logit_bias(fields: &Fields, vocab_size: usize) -> Result<Vec<(u32, f32)>> {
             Some(bias) => biases.push((token, bias as f32)),
             None => {
                 let value = shortened(value);
-                return wrong(format!("`logit_bias` of token {token} is {value}, which is no number from -100 to 100"));
+                return wrong(format!(
+                    "`logit_bias` of token {token} is {value}, which is no number from -100 to 100"
+                ));
             }
         }
     }
@@ -231,7 +246,10 @@ pub fn check_stops(name: &str, stops: Vec<String>) -> Result<Vec<String>> {
         return Err(ApiError::field(name, format!("`{name}` has an empty text")));
     }
     if stops.iter().any(|stop| stop.len() > MAX_STOP_LENGTH) {
-        return Err(ApiError::field(name, format!("`{name}` has a text of more than {MAX_STOP_LENGTH} bytes")));
+        return Err(ApiError::field(
+            name,
+            format!("`{name}` has a text of more than {MAX_STOP_LENGTH} bytes"),
+        ));
     }
     Ok(stops)
 }
@@ -244,8 +262,17 @@ fn grammar(fields: &Fields) -> Result<Option<(Grammar, &'static str)>> {
     }
     if let Some(given) = fields.object("structured_outputs")? {
         let known = Fields::of(given.clone());
-        found.extend(structured(&known, ["json", "regex", "choice", "grammar", "json_object"], "structured_outputs")?);
-        known.ignore(&["disable_any_whitespace", "whitespace_pattern", "disable_fallback", "disable_additional_properties"]);
+        found.extend(structured(
+            &known,
+            ["json", "regex", "choice", "grammar", "json_object"],
+            "structured_outputs",
+        )?);
+        known.ignore(&[
+            "disable_any_whitespace",
+            "whitespace_pattern",
+            "disable_fallback",
+            "disable_additional_properties",
+        ]);
         known.finish()?;
     }
     let older = ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object"];
@@ -254,7 +281,8 @@ fn grammar(fields: &Fields) -> Result<Option<(Grammar, &'static str)>> {
         0 | 1 => Ok(found.pop()),
         _ => {
             let (first, second) = (found[0].1, found[1].1);
-            let message = format!("`{first}` and `{second}` both set the format of answers; send one of them");
+            let message =
+                format!("`{first}` and `{second}` both set the format of answers; send one of them");
             Err(ApiError::field(second, message))
         }
     }

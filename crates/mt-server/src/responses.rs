@@ -29,7 +29,8 @@ pub async fn handle(
     let Asked { input, parameters, stream, echoed } = read(&app, &fields)?;
     drop(fields);
     let run = ChatRun::start(&app, &call, input, parameters).await?;
-    let answer = Answer { id: app.new_id("resp"), created: now(), app, run, echoed, items: Vec::new(), number: 0 };
+    let answer =
+        Answer { id: app.new_id("resp"), created: now(), app, run, echoed, items: Vec::new(), number: 0 };
     if stream {
         return Ok(sse::stream(|events| async move {
             // The client has gone.
@@ -70,7 +71,8 @@ fn read(app: &App, fields: &Fields) -> Result<Asked> {
     }
     input.tool_choice = tool_choice(fields.value("tool_choice"), &input.tools)?;
     input.parallel_calls = fields.flag("parallel_tool_calls")?.unwrap_or(true);
-    if let Some(effort) = fields.object("reasoning")?.and_then(|reasoning| reasoning.get("effort")?.as_str()) {
+    if let Some(effort) = fields.object("reasoning")?.and_then(|reasoning| reasoning.get("effort")?.as_str())
+    {
         input.set_reasoning_effort("reasoning.effort", effort)?;
     }
     let mut parameters = Parameters::read(fields, &app.served, 1)?;
@@ -107,7 +109,10 @@ fn read(app: &App, fields: &Fields) -> Result<Asked> {
 fn tool_of(tool: &Value) -> Result<Value> {
     let name = tool["name"].as_str().filter(|_| tool["type"] == "function");
     let Some(name) = name else {
-        return Err(ApiError::field("tools", "`tools` has a tool that is no function; the server runs no tools of its own"));
+        return Err(ApiError::field(
+            "tools",
+            "`tools` has a tool that is no function; the server runs no tools of its own",
+        ));
     };
     let function = json!({
         "name": name,
@@ -127,7 +132,9 @@ fn messages(fields: &Fields) -> Result<Vec<Value>> {
         found.push(json!({ "role": "system", "content": instructions }));
     }
     match fields.value("input") {
-        None => return Err(ApiError::field("input", "the request has no `input`").with_code("missing_parameter")),
+        None => {
+            return Err(ApiError::field("input", "the request has no `input`").with_code("missing_parameter"));
+        }
         Some(Value::String(text)) => found.push(json!({ "role": "user", "content": text })),
         Some(Value::Array(items)) => {
             for (index, item) in items.iter().enumerate() {
@@ -160,8 +167,9 @@ fn add_item(found: &mut Vec<Value>, field: &str, item: &Value) -> Result<()> {
             let (Some(name), Some(arguments)) = (item["name"].as_str(), item["arguments"].as_str()) else {
                 return wrong(format!("`{field}` has no `name` or no `arguments`"));
             };
-            let arguments: Value = serde_json::from_str(arguments)
-                .map_err(|error| ApiError::field(field, format!("the arguments of `{field}` are not JSON: {error}")))?;
+            let arguments: Value = serde_json::from_str(arguments).map_err(|error| {
+                ApiError::field(field, format!("the arguments of `{field}` are not JSON: {error}"))
+            })?;
             let call = json!({
                 "id": item["call_id"], "type": "function",
                 "function": { "name": name, "arguments": arguments },
@@ -315,7 +323,8 @@ impl Answer {
                 Err(error) => {
                     let mut response = self.response(None);
                     response["status"] = json!("failed");
-                    response["error"] = json!({ "code": error.code.unwrap_or(error.kind), "message": error.message });
+                    response["error"] =
+                        json!({ "code": error.code.unwrap_or(error.kind), "message": error.message });
                     return self.event(events, "response.failed", json!({ "response": response })).await;
                 }
             };
@@ -359,7 +368,8 @@ impl Answer {
             part["text"] = json!("");
             item["content"] = json!([]);
             let id = item["id"].clone();
-            self.event(events, "response.output_item.added", json!({ "output_index": index, "item": item })).await?;
+            self.event(events, "response.output_item.added", json!({ "output_index": index, "item": item }))
+                .await?;
             let added = json!({ "item_id": id, "output_index": index, "content_index": 0, "part": part });
             self.event(events, "response.content_part.added", added).await?;
         }
@@ -379,7 +389,8 @@ impl Answer {
         let mut begun = item.clone();
         begun["status"] = json!("in_progress");
         begun["arguments"] = json!("");
-        self.event(events, "response.output_item.added", json!({ "output_index": index, "item": begun })).await?;
+        self.event(events, "response.output_item.added", json!({ "output_index": index, "item": begun }))
+            .await?;
         let delta = json!({ "item_id": id, "output_index": index, "delta": arguments });
         self.event(events, "response.function_call_arguments.delta", delta).await?;
         let done =
@@ -396,7 +407,11 @@ impl Answer {
         let index = self.items.len() - 1;
         let item = self.items[index].clone();
         let part = item["content"][0].clone();
-        let kind = if item["type"] == "message" { "response.output_text.done" } else { "response.reasoning_text.done" };
+        let kind = if item["type"] == "message" {
+            "response.output_text.done"
+        } else {
+            "response.reasoning_text.done"
+        };
         let mut done =
             json!({ "item_id": item["id"], "output_index": index, "content_index": 0, "text": part["text"] });
         if item["type"] == "message" {

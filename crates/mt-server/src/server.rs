@@ -58,7 +58,13 @@ pub enum ServerEvent {
     /// The head of a response is ready.
     Responded { id: String, method: String, path: String, status: u16, seconds: f64 },
     /// A request to the engine has ended.
-    Answered { id: String, num_prompt_tokens: usize, num_answer_tokens: usize, seconds: f64, outcome: &'static str },
+    Answered {
+        id: String,
+        num_prompt_tokens: usize,
+        num_answer_tokens: usize,
+        seconds: f64,
+        outcome: &'static str,
+    },
     /// The text of a prompt, if the log has prompts.
     Prompt { id: String, prompt: String },
     /// A signal has arrived: accepted requests finish.

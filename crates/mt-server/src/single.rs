@@ -17,10 +17,11 @@ use std::{
 };
 
 use mt_engine::{
-    Engine, EngineError, EngineOptions, FinishReason, GenerationEvent, Limits, LoadedModel, PromptBounds, Request,
-    SamplingOptions, Scorer, Session,
+    Engine, EngineError, EngineOptions, FinishReason, GenerationEvent, Limits, LoadedModel, PromptBounds,
+    Request, SamplingOptions, Scorer, Session,
     serve::{
-        AnswerEvent, EngineMetrics, GenerationRequest, SubmitError, TokenChoice, TokenFilter, TokenLogProbability,
+        AnswerEvent, EngineMetrics, GenerationRequest, SubmitError, TokenChoice, TokenFilter,
+        TokenLogProbability,
     },
 };
 use mt_runtime::{Array, CompileSettings};
@@ -222,7 +223,8 @@ fn plain(
             GenerationEvent::Token(token) => {
                 counts.generated_tokens.fetch_add(1, Ordering::SeqCst);
                 let log_probability = token.log_probability;
-                let probability = TokenLogProbability { token: token.token, log_probability, top: Vec::new() };
+                let probability =
+                    TokenLogProbability { token: token.token, log_probability, top: Vec::new() };
                 AnswerEvent::Token { answer: token.row, token: probability }
             }
             GenerationEvent::Finished { row, reason } => AnswerEvent::Finished { answer: row, reason },

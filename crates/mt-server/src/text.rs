@@ -70,7 +70,8 @@ impl StopStrings {
             return (if self.ended { String::new() } else { text.to_owned() }, self.ended);
         }
         self.held += text;
-        let found = self.stops.iter().filter_map(|stop| self.held.find(stop).map(|at| (at, stop.len()))).min();
+        let found =
+            self.stops.iter().filter_map(|stop| self.held.find(stop).map(|at| (at, stop.len()))).min();
         if let Some((at, length)) = found {
             self.held.truncate(if self.keep { at + length } else { at });
             self.ended = true;

@@ -1,12 +1,6 @@
 //! `maxtext serve`.
 
-use std::{
-    env, fs,
-    net::TcpListener,
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{env, fs, net::TcpListener, path::Path, sync::Arc, time::Duration};
 
 use mt_config::{Config, DecodeConfig};
 use mt_engine::{EngineError, EngineOptions, LoadedModel, PromptBounds, load_model};

@@ -82,7 +82,13 @@ fn clients_of_openai_and_anthropic_are_served() {
     assert_eq!(found["model"], "run");
     // The server continues texts as `decode` does.
     let output = Command::new(env!("CARGO_BIN_EXE_maxtext"))
-        .args(["decode", "--json", "prompt=All happy", "decode_sampling_strategy=greedy", "max_target_length=21"])
+        .args([
+            "decode",
+            "--json",
+            "prompt=All happy",
+            "decode_sampling_strategy=greedy",
+            "max_target_length=21",
+        ])
         .arg(format!("load_parameters_path={}", directory.path().join("run").display()))
         .output()
         .unwrap();

@@ -71,8 +71,11 @@ impl Drop for Server {
 fn a_run_is_served() {
     let sandbox = Sandbox::new();
     sandbox.train("run", &["steps=2", "max_target_length=64"]).succeeded();
-    let decode = ["decode", "--json", "load_parameters_path=runs/run", "prompt=the river", "max_target_length=20"];
-    let decoded = outcome(&mut sandbox.program(&[&decode[..], &["decode_sampling_strategy=greedy"]].concat())).succeeded();
+    let decode =
+        ["decode", "--json", "load_parameters_path=runs/run", "prompt=the river", "max_target_length=20"];
+    let decoded =
+        outcome(&mut sandbox.program(&[&decode[..], &["decode_sampling_strategy=greedy"]].concat()))
+            .succeeded();
     let decoded: Value = serde_json::from_str(&decoded.output).unwrap();
 
     let server = Server::start(&sandbox, &[]);
@@ -96,15 +99,34 @@ fn a_run_is_served() {
     assert_eq!((status, &long["error"]["code"]), (400, &json!("context_length_exceeded")), "{long}");
 
     let url = format!("http://{}", server.address);
-    let bench = ["bench", "serve", "--json", "--url", &url, "--requests", "3", "--concurrency", "1,2", "--rate", "50"];
+    let bench = [
+        "bench",
+        "serve",
+        "--json",
+        "--url",
+        &url,
+        "--requests",
+        "3",
+        "--concurrency",
+        "1,2",
+        "--rate",
+        "50",
+    ];
     let sizes = ["--prompt-tokens", "8", "--answer-tokens", "4"];
     let measured = Command::new(env!("CARGO_BIN_EXE_maxtext")).args(bench).args(sizes).output().unwrap();
     assert!(measured.status.success(), "{}", String::from_utf8_lossy(&measured.stderr));
-    let lines: Vec<Value> =
-        String::from_utf8(measured.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines: Vec<Value> = String::from_utf8(measured.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     assert_eq!(lines.len(), 3);
     for line in &lines {
-        assert_eq!((&line["completed"], &line["answer_tokens"], &line["prompt_tokens"]), (&json!(3), &json!(12), &json!(24)), "{line}");
+        assert_eq!(
+            (&line["completed"], &line["answer_tokens"], &line["prompt_tokens"]),
+            (&json!(3), &json!(12), &json!(24)),
+            "{line}"
+        );
         assert!(line["ttft_ms"]["median"].as_f64().unwrap() > 0.0);
     }
     server.end();

@@ -34,9 +34,12 @@ impl Backend {
     /// Whether decoding with `skip_special_tokens` omits a token.
     pub(super) fn is_special(&self, id: u32) -> bool {
         match self {
-            Self::HuggingFace(tokenizer) => {
-                tokenizer.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)
-            }
+            Self::HuggingFace(tokenizer) => tokenizer
+                .inner
+                .get_added_vocabulary()
+                .get_added_tokens_decoder()
+                .get(&id)
+                .is_some_and(|token| token.special),
             Self::SentencePiece(_, added) | Self::Tiktoken(_, added) => added.is_special(id),
         }
     }

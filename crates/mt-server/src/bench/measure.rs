@@ -104,7 +104,9 @@ impl LoadReport {
             answer_tokens: completed.iter().map(|found| found.answer_tokens).sum(),
             first_token: Quantiles::of(completed.iter().filter_map(first).collect()),
             inter_token: Quantiles::of(completed.iter().flat_map(between).collect()),
-            whole: Quantiles::of(completed.iter().map(|found| (found.ended - found.started).as_secs_f64()).collect()),
+            whole: Quantiles::of(
+                completed.iter().map(|found| (found.ended - found.started).as_secs_f64()).collect(),
+            ),
             failure: observed.iter().find_map(|found| found.as_ref().err().cloned()),
         }
     }
@@ -153,7 +155,10 @@ mod tests {
     fn quantiles_are_observed_values() {
         let quantiles = Quantiles::of((1..=100).map(|value| f64::from(value) / 1e3).collect());
         assert!((quantiles.mean - 50.5).abs() < 1e-9, "{quantiles:?}");
-        assert_eq!((quantiles.median.round(), quantiles.p90.round(), quantiles.p99.round()), (50.0, 90.0, 99.0));
+        assert_eq!(
+            (quantiles.median.round(), quantiles.p90.round(), quantiles.p99.round()),
+            (50.0, 90.0, 99.0)
+        );
         assert_eq!(Quantiles::of(Vec::new()), Quantiles::default());
     }
 
@@ -166,9 +171,13 @@ mod tests {
         observed.receive(&token, after(10));
         observed.receive(&token, after(30));
         observed.receive(&json!({ "choices": [{ "text": "", "finish_reason": "length" }] }), after(31));
-        observed.receive(&json!({ "choices": [], "usage": { "prompt_tokens": 5, "completion_tokens": 2 } }), after(31));
+        observed.receive(
+            &json!({ "choices": [], "usage": { "prompt_tokens": 5, "completion_tokens": 2 } }),
+            after(31),
+        );
         observed.end(after(40));
-        let report = LoadReport::new(Arrival::Concurrency(1), 2.0, &[Ok(observed), Err("refused".to_owned())]);
+        let report =
+            LoadReport::new(Arrival::Concurrency(1), 2.0, &[Ok(observed), Err("refused".to_owned())]);
         assert_eq!((report.num_completed, report.num_failed), (1, 1));
         assert_eq!((report.prompt_tokens, report.answer_tokens), (5, 2));
         let near = |value: f64, expected: f64| (value - expected).abs() < 1e-6;

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use client::Address;
-pub use measure::{LoadReport, Quantiles};
 use measure::Observed;
+pub use measure::{LoadReport, Quantiles};
 
 /// The text whose tokens make up prompts.
 const TEXT: &str = "The quick brown fox jumps over the lazy dog while the engineer measures how long a server takes \
@@ -98,9 +98,8 @@ async fn put(load: &Load) -> Result<LoadReport, BenchError> {
     let tokens = tokens(&address, &model).await?;
     let mut random = Random(load.seed);
     let mut body = |_| {
-        let prompt: Vec<u32> = (0..load.prompt_tokens)
-            .map(|_| tokens[(random.next() % tokens.len() as u64) as usize])
-            .collect();
+        let prompt: Vec<u32> =
+            (0..load.prompt_tokens).map(|_| tokens[(random.next() % tokens.len() as u64) as usize]).collect();
         json!({
             "model": model,
             "prompt": prompt,

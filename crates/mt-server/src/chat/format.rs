@@ -88,7 +88,8 @@ impl Format {
             Self::Tagged { calls: Calls::Tagged | Calls::Mistral, .. } => "arguments",
             Self::Tagged { calls: Calls::Json, .. } => "parameters",
             _ => {
-                let message = "`tool_choice` cannot force calls with this model's form of tool calls; use `auto`";
+                let message =
+                    "`tool_choice` cannot force calls with this model's form of tool calls; use `auto`";
                 return Err(ApiError::field("tool_choice", message).with_code("unsupported_value"));
             }
         };

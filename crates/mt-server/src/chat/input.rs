@@ -71,7 +71,10 @@ impl ChatInput {
         }
         for name in ["functions", "function_call"] {
             if fields.value(name).is_some() {
-                return Err(ApiError::field(name, format!("`{name}` is replaced by `tools` and `tool_choice`")));
+                return Err(ApiError::field(
+                    name,
+                    format!("`{name}` is replaced by `tools` and `tool_choice`"),
+                ));
             }
         }
         Ok(input)
@@ -83,7 +86,9 @@ impl ChatInput {
     /// A message, a tool or an option is wrong.
     pub fn of_tokenize(fields: &Fields, served: &ServedModel) -> Result<Self> {
         let Some(messages) = fields.list("messages")? else {
-            return Err(ApiError::field("messages", "the request has no `messages`").with_code("missing_parameter"));
+            return Err(
+                ApiError::field("messages", "the request has no `messages`").with_code("missing_parameter")
+            );
         };
         if messages.is_empty() {
             return Err(ApiError::field("messages", "`messages` is empty"));
@@ -113,7 +118,14 @@ impl ChatInput {
             return Err(ApiError::field("continue_final_message", message));
         }
         let add_generation_prompt = adds.unwrap_or(!continue_final_message);
-        Ok(Self { messages, tools, variables, add_generation_prompt, continue_final_message, ..Self::default() })
+        Ok(Self {
+            messages,
+            tools,
+            variables,
+            add_generation_prompt,
+            continue_final_message,
+            ..Self::default()
+        })
     }
 
     /// Sets how long a model thinks, which only some templates read.
@@ -122,7 +134,9 @@ impl ChatInput {
     /// The value is unknown.
     pub fn set_reasoning_effort(&mut self, field: &str, effort: &str) -> Result<()> {
         if !["none", "minimal", "low", "medium", "high", "xhigh"].contains(&effort) {
-            let message = format!("`{field}` is {effort:?}, but it has to be `none`, `minimal`, `low`, `medium` or `high`");
+            let message = format!(
+                "`{field}` is {effort:?}, but it has to be `none`, `minimal`, `low`, `medium` or `high`"
+            );
             return Err(ApiError::field(field, message).with_code("invalid_value"));
         }
         self.variables.entry("reasoning_effort").or_insert_with(|| json!(effort));
@@ -158,12 +172,14 @@ impl ChatInput {
         }
         let mut text = template.render_with(json!(messages), variables)?;
         if self.continue_final_message {
-            let last = self.messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
+            let last =
+                self.messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
             let last = last.trim();
             match text.rfind(last).filter(|_| !last.is_empty()) {
                 Some(at) => text.truncate(at + last.len()),
                 None => {
-                    let message = "the chat template does not show the last message, so it cannot be continued";
+                    let message =
+                        "the chat template does not show the last message, so it cannot be continued";
                     return Err(ApiError::field("continue_final_message", message));
                 }
             }
@@ -201,7 +217,11 @@ pub fn tool_choice(value: Option<&Value>, tools: &[Value]) -> Result<ToolChoice>
             "auto" => ToolChoice::Auto,
             "none" => ToolChoice::None,
             "required" => ToolChoice::Required,
-            _ => return wrong(format!("`tool_choice` is {name:?}, but it has to be `auto`, `none` or `required`")),
+            _ => {
+                return wrong(format!(
+                    "`tool_choice` is {name:?}, but it has to be `auto`, `none` or `required`"
+                ));
+            }
         },
         // Responses have the name beside the type.
         Some(value) => match value["function"]["name"].as_str().or(value["name"].as_str()) {
@@ -210,7 +230,9 @@ pub fn tool_choice(value: Option<&Value>, tools: &[Value]) -> Result<ToolChoice>
         },
     };
     match &choice {
-        ToolChoice::Required if tools.is_empty() => wrong("`tool_choice` is `required`, but there are no `tools`".into()),
+        ToolChoice::Required if tools.is_empty() => {
+            wrong("`tool_choice` is `required`, but there are no `tools`".into())
+        }
         ToolChoice::Named(name) if !tools.iter().any(|tool| tool["function"]["name"] == name.as_str()) => {
             wrong(format!("`tool_choice` names the function `{name}`, which is not among the `tools`"))
         }
@@ -288,7 +310,9 @@ pub fn content_of(field: &str, content: &Value) -> Result<Option<String>> {
             for part in list {
                 let kind = part["type"].as_str().unwrap_or("text");
                 if !["text", "input_text", "output_text", "refusal"].contains(&kind) {
-                    return wrong(format!("`{field}` has a part of the type {kind:?}, but the model reads text alone"));
+                    return wrong(format!(
+                        "`{field}` has a part of the type {kind:?}, but the model reads text alone"
+                    ));
                 }
                 match part["text"].as_str().or(part["refusal"].as_str()) {
                     Some(new) => text += new,
@@ -305,7 +329,10 @@ pub fn content_of(field: &str, content: &Value) -> Result<Option<String>> {
 fn call_of(field: &str, call: &Value) -> Result<Value> {
     let function = &call["function"];
     let Some(name) = function["name"].as_str() else {
-        return Err(ApiError::field(field, format!("a tool call of `{field}` has no function with a `name`")));
+        return Err(ApiError::field(
+            field,
+            format!("a tool call of `{field}` has no function with a `name`"),
+        ));
     };
     let arguments = match &function["arguments"] {
         Value::Null => json!({}),

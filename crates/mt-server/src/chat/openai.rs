@@ -126,7 +126,10 @@ impl Answers {
         while let Some(piece) = self.run.next().await? {
             match piece {
                 ChatPiece::Prompt { log_probabilities } => {
-                    prompt = log_probabilities.iter().map(|found| prompt_entry(&self.app, found.as_ref())).collect();
+                    prompt = log_probabilities
+                        .iter()
+                        .map(|found| prompt_entry(&self.app, found.as_ref()))
+                        .collect();
                 }
                 ChatPiece::Delta { answer, deltas, token } => {
                     let choice = &mut choices[answer];
@@ -144,7 +147,9 @@ impl Answers {
                         }
                     }
                 }
-                ChatPiece::End { answer, finish, calls } => choices[answer].reason = Some(reason(finish, calls)),
+                ChatPiece::End { answer, finish, calls } => {
+                    choices[answer].reason = Some(reason(finish, calls))
+                }
             }
         }
         let choices: Vec<Value> =
@@ -174,8 +179,11 @@ impl Answers {
         if !choice.calls.is_empty() {
             message["tool_calls"] = json!(choice.calls);
         }
-        let log_probabilities =
-            if self.has_log_probabilities { json!({ "content": choice.log_probabilities }) } else { Value::Null };
+        let log_probabilities = if self.has_log_probabilities {
+            json!({ "content": choice.log_probabilities })
+        } else {
+            Value::Null
+        };
         let mut object = json!({
             "index": index,
             "message": message,

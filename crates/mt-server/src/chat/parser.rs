@@ -34,7 +34,14 @@ impl ChatParser {
                 let state = if thinks && opens_thinking(prompt) { State::Thinking } else { State::Start };
                 let calls = if tools.is_empty() { Calls::None } else { calls };
                 let tools = tools.to_vec();
-                Self::Tagged(Tagged { calls, thinks, tools, state, held: String::new(), found: VecDeque::new() })
+                Self::Tagged(Tagged {
+                    calls,
+                    thinks,
+                    tools,
+                    state,
+                    held: String::new(),
+                    found: VecDeque::new(),
+                })
             }
         }
     }
@@ -331,7 +338,12 @@ mod tests {
     fn calls_of_other_families_are_parsed() {
         let object = "{\"name\": \"look\", \"parameters\": {\"count\": 2}}";
         check(LLAMA, "", object, &[call("look", "{\"count\":2}")]);
-        check(LLAMA, "", &format!("<|python_tag|>{object}; {object}"), &[call("look", "{\"count\":2}"), call("look", "{\"count\":2}")]);
+        check(
+            LLAMA,
+            "",
+            &format!("<|python_tag|>{object}; {object}"),
+            &[call("look", "{\"count\":2}"), call("look", "{\"count\":2}")],
+        );
         check(LLAMA, "", "{\"a\": 1}", &[content("{\"a\": 1}")]);
         check(LLAMA, "", "text {x}", &[content("text {x}")]);
         let old = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{\"count\": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
@@ -345,7 +357,12 @@ mod tests {
     #[test]
     fn channels_of_harmony_are_parsed() {
         let text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>{\"count\": 2}<|call|>";
-        check(Format::Harmony, "<|start|>assistant", text, &[reasoning("hm"), call("look", "{\"count\": 2}")]);
+        check(
+            Format::Harmony,
+            "<|start|>assistant",
+            text,
+            &[reasoning("hm"), call("look", "{\"count\": 2}")],
+        );
         let text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>";
         check(Format::Harmony, "<|start|>assistant", text, &[reasoning("hm"), content("yes")]);
         let cut = "<|channel|>final<|message|>ye";

@@ -36,7 +36,8 @@ impl Client {
     }
 
     pub fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
-        let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {}\r\n", body.len());
+        let mut head =
+            format!("{method} {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {}\r\n", body.len());
         for (name, value) in headers {
             head += &format!("{name}: {value}\r\n");
         }
@@ -51,7 +52,8 @@ impl Client {
     pub fn head(&mut self) -> (u16, Vec<(String, String)>) {
         let mut line = String::new();
         self.stream.read_line(&mut line).unwrap();
-        let status = line.split(' ').nth(1).unwrap_or_else(|| panic!("no status in {line:?}")).parse().unwrap();
+        let status =
+            line.split(' ').nth(1).unwrap_or_else(|| panic!("no status in {line:?}")).parse().unwrap();
         let mut headers = Vec::new();
         loop {
             let mut line = String::new();
@@ -76,7 +78,8 @@ impl Client {
 
     pub fn reply(&mut self) -> Reply {
         let (status, headers) = self.head();
-        let value = |name: &str| headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.clone());
+        let value =
+            |name: &str| headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.clone());
         let mut body = Vec::new();
         match value("content-length") {
             Some(length) => {

@@ -17,14 +17,60 @@ const PATHS: &[&str] = &[
 
 /// Fields of all routes.
 const FIELDS: &[&str] = &[
-    "model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens", "temperature",
-    "top_p", "top_k", "min_p", "n", "best_of", "stop", "stop_sequences", "stop_token_ids", "seed", "logprobs",
-    "top_logprobs", "prompt_logprobs", "echo", "logit_bias", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "min_tokens", "ignore_eos", "stream", "stream_options", "response_format", "tools",
-    "tool_choice", "parallel_tool_calls", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar", "bad_words", "allowed_token_ids", "chat_template_kwargs", "continue_final_message",
-    "add_generation_prompt", "reasoning_effort", "system", "thinking", "instructions", "tokens", "text",
-    "add_special_tokens", "suffix", "documents", "skip_special_tokens", "return_token_ids",
+    "model",
+    "prompt",
+    "messages",
+    "input",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "best_of",
+    "stop",
+    "stop_sequences",
+    "stop_token_ids",
+    "seed",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "echo",
+    "logit_bias",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stream",
+    "stream_options",
+    "response_format",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "bad_words",
+    "allowed_token_ids",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "add_generation_prompt",
+    "reasoning_effort",
+    "system",
+    "thinking",
+    "instructions",
+    "tokens",
+    "text",
+    "add_special_tokens",
+    "suffix",
+    "documents",
+    "skip_special_tokens",
+    "return_token_ids",
 ];
 
 fn value() -> impl Strategy<Value = Value> {
@@ -35,18 +81,47 @@ fn value() -> impl Strategy<Value = Value> {
         any::<f64>().prop_map(Value::from),
         any::<i64>().prop_map(Value::from),
         "\\PC{0,8}".prop_map(Value::from),
-        prop::sample::select(vec!["user", "assistant", "tool", "text", "function", "auto", "json_schema", "tiny", "a"])
-            .prop_map(Value::from),
+        prop::sample::select(vec![
+            "user",
+            "assistant",
+            "tool",
+            "text",
+            "function",
+            "auto",
+            "json_schema",
+            "tiny",
+            "a"
+        ])
+        .prop_map(Value::from),
     ];
     leaf.prop_recursive(3, 12, 4, |inner| {
         let key = prop::sample::select(vec![
-            "role", "content", "type", "text", "name", "function", "arguments", "tool_calls", "parameters", "schema",
-            "json_schema", "regex", "json", "input_schema", "include_usage", "5", "format", "id",
+            "role",
+            "content",
+            "type",
+            "text",
+            "name",
+            "function",
+            "arguments",
+            "tool_calls",
+            "parameters",
+            "schema",
+            "json_schema",
+            "regex",
+            "json",
+            "input_schema",
+            "include_usage",
+            "5",
+            "format",
+            "id",
         ]);
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
             prop::collection::vec((key, inner), 0..4)
-                .prop_map(|pairs| pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>())
+                .prop_map(|pairs| pairs
+                    .into_iter()
+                    .map(|(key, value)| (key.to_owned(), value))
+                    .collect::<Map<_, _>>())
                 .prop_map(Value::from),
         ]
     })
@@ -74,7 +149,11 @@ fn check(server: &Running, path: &str, body: &[u8]) {
     assert!(allowed.contains(&reply.status), "{path} {text}: {} {}", reply.status, reply.body);
     if reply.header("content-type") == Some("application/json") {
         let found = reply.json();
-        assert!(reply.status == 200 || found["error"]["message"].is_string(), "{path} {text}: {}", reply.body);
+        assert!(
+            reply.status == 200 || found["error"]["message"].is_string(),
+            "{path} {text}: {}",
+            reply.body
+        );
     }
 }
 
@@ -90,7 +169,8 @@ fn arbitrary_bodies_are_answered() {
     proptest!(config, |(path in prop::sample::select(PATHS), body in body())| {
         check(&server, path, body.to_string().as_bytes());
     });
-    let config = ProptestConfig { cases: cases() / 8, failure_persistence: None, ..ProptestConfig::default() };
+    let config =
+        ProptestConfig { cases: cases() / 8, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(path in prop::sample::select(PATHS), body in prop::collection::vec(any::<u8>(), 0..64))| {
         check(&server, path, &body);
     });

@@ -24,7 +24,12 @@ fn completion(extra: Value) -> Value {
 fn completions_have_openai_form() {
     let server = Running::start(Scripted::new("Grüße"));
     let reply = server.post("/v1/completions", &completion(json!({})));
-    assert_eq!((reply.status, reply.header("content-type")), (200, Some("application/json")), "{}", reply.body);
+    assert_eq!(
+        (reply.status, reply.header("content-type")),
+        (200, Some("application/json")),
+        "{}",
+        reply.body
+    );
     let body = reply.json();
     assert_eq!(body["object"], "text_completion");
     assert_eq!(body["choices"][0]["text"], "Grüße");
@@ -39,7 +44,8 @@ fn completions_have_openai_form() {
     assert_eq!(body["choices"][0]["text"], "Gr\u{fffd}");
     assert_eq!(body["choices"][0]["finish_reason"], "length");
 
-    let body = server.post("/v1/completions", &completion(json!({ "n": 2, "prompt": [[100, 101], "x"] }))).json();
+    let body =
+        server.post("/v1/completions", &completion(json!({ "n": 2, "prompt": [[100, 101], "x"] }))).json();
     assert_eq!(body["choices"].as_array().unwrap().len(), 4);
     assert_eq!(body["choices"][3]["index"], 3);
     let submitted = server.generator.submitted.lock().unwrap().clone();
@@ -92,7 +98,8 @@ fn echo_scores_prompts() {
 #[test]
 fn streams_have_usage_and_an_end() {
     let server = Running::start(Scripted::new("ä!"));
-    let extra = json!({ "stream": true, "stream_options": { "include_usage": true }, "logprobs": 0, "echo": true });
+    let extra =
+        json!({ "stream": true, "stream_options": { "include_usage": true }, "logprobs": 0, "echo": true });
     let reply = server.post("/v1/completions", &completion(extra));
     assert_eq!(reply.header("content-type"), Some("text/event-stream; charset=utf-8"));
     assert!(reply.body.ends_with("data: [DONE]\n\n"));
@@ -111,7 +118,8 @@ fn streams_have_usage_and_an_end() {
     let reply = server.post("/v1/chat/completions", &chat(json!({ "stream": true })));
     let events = reply.events();
     assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
-    let text: String = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+    let text: String =
+        events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(text, "ä!");
     assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "stop");
 }
@@ -133,21 +141,28 @@ fn stop_strings_end_answers() {
 fn reasoning_and_tools_are_parsed() {
     let answer = "<think>\nI look.\n</think>\n\nWell:\n<tool_call>\n{\"name\": \"look\", \"arguments\": {\"at\": \"é\"}}\n</tool_call>";
     let server = Running::start(Scripted::new(answer));
-    let tools = json!([{ "type": "function", "function": { "name": "look", "parameters": { "type": "object" } } }]);
+    let tools =
+        json!([{ "type": "function", "function": { "name": "look", "parameters": { "type": "object" } } }]);
     let body = server.post("/v1/chat/completions", &chat(json!({ "tools": tools }))).json();
     let message = &body["choices"][0]["message"];
     assert_eq!(message["reasoning"], "I look.");
     assert_eq!(message["content"], "Well:");
-    assert_eq!(message["tool_calls"][0]["function"], json!({ "name": "look", "arguments": "{\"at\":\"é\"}" }));
+    assert_eq!(
+        message["tool_calls"][0]["function"],
+        json!({ "name": "look", "arguments": "{\"at\":\"é\"}" })
+    );
     assert_eq!(body["choices"][0]["finish_reason"], "tool_calls");
-    assert!(server.generator.submitted.lock().unwrap()[0].prompt.starts_with("<tools>{\"type\": \"function\""));
+    assert!(
+        server.generator.submitted.lock().unwrap()[0].prompt.starts_with("<tools>{\"type\": \"function\"")
+    );
 
     let body = json!({
         "model": "tiny", "max_tokens": 500, "messages": [{ "role": "user", "content": [{ "type": "text", "text": "hi" }] }],
         "tools": [{ "name": "look", "input_schema": { "type": "object" } }],
     });
     let found = server.post("/v1/messages", &body).json();
-    let kinds: Vec<&str> = found["content"].as_array().unwrap().iter().map(|block| block["type"].as_str().unwrap()).collect();
+    let kinds: Vec<&str> =
+        found["content"].as_array().unwrap().iter().map(|block| block["type"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["thinking", "text", "tool_use"]);
     assert_eq!(found["content"][2]["input"], json!({ "at": "é" }));
     assert_eq!(found["stop_reason"], "tool_use");
@@ -162,9 +177,13 @@ fn reasoning_and_tools_are_parsed() {
     let tools = json!([{ "type": "function", "name": "look", "parameters": { "type": "object" } }]);
     let body = json!({ "model": "tiny", "input": "hi", "tools": tools });
     let found = server.post("/v1/responses", &body).json();
-    let kinds: Vec<&str> = found["output"].as_array().unwrap().iter().map(|item| item["type"].as_str().unwrap()).collect();
+    let kinds: Vec<&str> =
+        found["output"].as_array().unwrap().iter().map(|item| item["type"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["reasoning", "message", "function_call"]);
-    assert_eq!((&found["status"], &found["output"][1]["content"][0]["text"]), (&json!("completed"), &json!("Well:")));
+    assert_eq!(
+        (&found["status"], &found["output"][1]["content"][0]["text"]),
+        (&json!("completed"), &json!("Well:"))
+    );
     let mut streamed = body;
     streamed["stream"] = json!(true);
     let events = server.post("/v1/responses", &streamed).events();
@@ -180,13 +199,17 @@ fn schemas_and_forced_calls_filter_tokens() {
     let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
     let body = server.post("/v1/chat/completions", &chat(json!({ "response_format": format }))).json();
     assert_eq!(body["choices"][0]["message"]["content"], "{\"a\": 1}", "{body}");
-    let body = server.post("/v1/completions", &completion(json!({ "structured_outputs": { "regex": "\\{\"a\": " } }))).json();
+    let body = server
+        .post("/v1/completions", &completion(json!({ "structured_outputs": { "regex": "\\{\"a\": " } })))
+        .json();
     assert_eq!(body["choices"][0]["text"], "{\"a\": ", "{body}");
     let format = json!({ "type": "json_schema", "json_schema": { "schema": { "type": 3 } } });
     let reply = server.post("/v1/chat/completions", &chat(json!({ "response_format": format })));
     assert_eq!((reply.status, reply.json()["error"]["param"].as_str()), (400, Some("response_format")));
 
-    let server = Running::start(Scripted::new("<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call> no"));
+    let server = Running::start(Scripted::new(
+        "<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call> no",
+    ));
     let tools = json!([{ "type": "function", "function": { "name": "look", "parameters": { "type": "object", "properties": {}, "additionalProperties": false } } }]);
     for choice in [json!("required"), json!({ "type": "function", "function": { "name": "look" } })] {
         let extra = json!({ "tools": tools, "tool_choice": choice, "parallel_tool_calls": false });
@@ -201,7 +224,8 @@ fn schemas_and_forced_calls_filter_tokens() {
 #[test]
 fn log_probabilities_of_chats_have_bytes() {
     let server = Running::start(Scripted::new("é"));
-    let body = server.post("/v1/chat/completions", &chat(json!({ "logprobs": true, "top_logprobs": 2 }))).json();
+    let body =
+        server.post("/v1/chat/completions", &chat(json!({ "logprobs": true, "top_logprobs": 2 }))).json();
     let entries = body["choices"][0]["logprobs"]["content"].as_array().unwrap();
     assert_eq!(entries.len(), 2);
     assert_eq!((&entries[0]["token"], &entries[0]["bytes"]), (&json!("bytes:\\xc3"), &json!([0xc3])));
@@ -217,7 +241,14 @@ fn log_probabilities_of_chats_have_bytes() {
 }
 
 #[track_caller]
-fn check_error(server: &Running, path: &str, body: &Value, status: u16, parameter: Option<&str>, message: &str) {
+fn check_error(
+    server: &Running,
+    path: &str,
+    body: &Value,
+    status: u16,
+    parameter: Option<&str>,
+    message: &str,
+) {
     let reply = server.post(path, body);
     let found = reply.json();
     assert_eq!(reply.status, status, "{}", reply.body);
@@ -258,7 +289,14 @@ fn wrong_requests_are_explained() {
     }
     let long = completion(json!({ "prompt": "x".repeat(1001) }));
     check_error(&server, completions, &long, 400, None, "1001 tokens, but at most 1000 fit");
-    check_error(&server, completions, &completion(json!({ "model": "other" })), 404, Some("model"), "does not exist");
+    check_error(
+        &server,
+        completions,
+        &completion(json!({ "model": "other" })),
+        404,
+        Some("model"),
+        "does not exist",
+    );
     check_error(&server, completions, &json!([]), 400, None, "not a JSON object");
     check_error(&server, completions, &json!({}), 400, Some("prompt"), "no `prompt`");
     let chats = "/v1/chat/completions";
@@ -266,7 +304,11 @@ fn wrong_requests_are_explained() {
         (json!({ "messages": [] }), "messages", "is empty"),
         (json!({ "messages": [{ "role": "user" }] }), "messages[0]", "no `content`"),
         (json!({ "messages": [{ "role": "robot", "content": "" }] }), "messages[0]", "unknown role"),
-        (json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }] }), "messages[0]", "text alone"),
+        (
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }] }),
+            "messages[0]",
+            "text alone",
+        ),
         (json!({ "tool_choice": "required" }), "tool_choice", "no `tools`"),
         (json!({ "tools": [{ "type": "web" }] }), "tools", "no function"),
         (json!({ "top_logprobs": 2 }), "top_logprobs", "needs `logprobs`"),
@@ -301,14 +343,20 @@ fn wrong_requests_are_explained() {
 fn models_and_tokens_are_listed() {
     let server = Running::start(Scripted::new("x"));
     let model = server.get("/v1/models").json()["data"][0].clone();
-    assert_eq!((&model["id"], &model["root"], &model["max_model_len"]), (&json!("tiny"), &json!("/models/tiny"), &json!(1024)));
+    assert_eq!(
+        (&model["id"], &model["root"], &model["max_model_len"]),
+        (&json!("tiny"), &json!("/models/tiny"), &json!(1024))
+    );
     assert_eq!(server.get("/v1/models/tiny").json()["id"], "tiny");
     assert_eq!(server.get("/v1/models/other").status, 404);
-    let tokens = server.post("/tokenize", &json!({ "model": "tiny", "prompt": "é", "return_token_strs": true })).json();
+    let tokens = server
+        .post("/tokenize", &json!({ "model": "tiny", "prompt": "é", "return_token_strs": true }))
+        .json();
     assert_eq!((&tokens["tokens"], &tokens["count"]), (&json!([0xc3 + 3, 0xa9 + 3]), &json!(2)));
     let text = server.post("/detokenize", &json!({ "model": "tiny", "tokens": tokens["tokens"] })).json();
     assert_eq!(text["prompt"], "é");
-    let counted = server.post("/v1/messages/count_tokens", &json!({ "messages": [{ "role": "user", "content": "hi" }] }));
+    let counted = server
+        .post("/v1/messages/count_tokens", &json!({ "messages": [{ "role": "user", "content": "hi" }] }));
     assert_eq!(counted.json()["input_tokens"], "<user>hi<assistant>".len());
     assert_eq!(server.get("/health").status, 200);
     assert_eq!(server.get("/version").json()["version"], env!("CARGO_PKG_VERSION"));
@@ -337,7 +385,12 @@ fn keys_and_limits_are_enforced() {
     let reply = server.post("/v1/completions", &body);
     assert_eq!((reply.status, reply.header("www-authenticate")), (401, Some("Bearer")));
     let with_key = |path: &str, body: &[u8]| {
-        server.client().request("POST", path, &[("authorization", "Bearer secret"), ("x-request-id", "mine")], body)
+        server.client().request(
+            "POST",
+            path,
+            &[("authorization", "Bearer secret"), ("x-request-id", "mine")],
+            body,
+        )
     };
     let reply = with_key("/v1/completions", body.to_string().as_bytes());
     assert_eq!((reply.status, reply.header("x-request-id")), (200, Some("mine")), "{}", reply.body);
@@ -346,7 +399,12 @@ fn keys_and_limits_are_enforced() {
 
     // A second request at the same time is refused.
     let mut first = server.client();
-    first.send("POST", "/v1/completions", &[("x-api-key", "secret")], completion(json!({ "stream": true })).to_string().as_bytes());
+    first.send(
+        "POST",
+        "/v1/completions",
+        &[("x-api-key", "secret")],
+        completion(json!({ "stream": true })).to_string().as_bytes(),
+    );
     first.head();
     first.chunk();
     let reply = with_key("/v1/completions", body.to_string().as_bytes());
@@ -381,7 +439,8 @@ fn clients_that_go_end_their_requests() {
             std::thread::sleep(Duration::from_millis(10));
         }
         assert_eq!(cancelled(), 1, "stream: {stream}");
-        let outcome = |event: &ServerEvent| matches!(event, ServerEvent::Answered { outcome: "cancelled", .. });
+        let outcome =
+            |event: &ServerEvent| matches!(event, ServerEvent::Answered { outcome: "cancelled", .. });
         assert!(server.events.lock().unwrap().iter().any(outcome));
     }
 }

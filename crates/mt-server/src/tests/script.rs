@@ -20,9 +20,7 @@ use mt_engine::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::client::{Client, Reply};
-use crate::{
-    AnswerStream, ApiKeys, Generator, ServedModel, Server, ServerEvent, ServerLimits,
-};
+use crate::{AnswerStream, ApiKeys, Generator, ServedModel, Server, ServerEvent, ServerLimits};
 
 /// What a request asked for.
 #[derive(Clone, Debug)]
@@ -106,7 +104,10 @@ impl Generator for Scripted {
                         }
                         goes_on = filter.accept(*token);
                     }
-                    events.push(AnswerEvent::Token { answer, token: scored(*token, request.log_probabilities) });
+                    events.push(AnswerEvent::Token {
+                        answer,
+                        token: scored(*token, request.log_probabilities),
+                    });
                     if !goes_on {
                         break;
                     }

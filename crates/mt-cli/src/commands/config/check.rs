@@ -9,7 +9,9 @@ use mt_shape::DeviceAttributes;
 
 use crate::{
     arguments::{Arguments, Check, Command, Compile, Decode, Estimate, Logits, Reward, Serve, Settings},
-    commands::{check_output, compile, decode, estimate, logits, resolve, serve, warn, warn_of_training, warn_on},
+    commands::{
+        check_output, compile, decode, estimate, logits, resolve, serve, warn, warn_of_training, warn_on,
+    },
     failure::{Failure, print},
 };
 
