@@ -208,11 +208,12 @@ impl Answers {
         let tokenizer = &self.app.served.tokenizer;
         let parameters = &self.asked.parameters;
         let tokens = &self.asked.prompts[prompt];
+        let skips = parameters.skip_special_tokens;
         if self.asked.echo {
-            choice.text = tokenizer.decode(tokens, parameters.skip_special_tokens)?;
+            choice.text = tokenizer.decode(tokens, skips)?;
             if parameters.log_probabilities.is_some() {
                 for (index, token) in tokens.iter().enumerate() {
-                    choice.lists.push(tokenizer, *token, found.get(index).and_then(Option::as_ref));
+                    choice.lists.push(tokenizer, *token, found.get(index).and_then(Option::as_ref), skips);
                 }
             }
         }
@@ -227,7 +228,8 @@ impl Answers {
         choice.text += text;
         choice.token_ids.push(token.token);
         if self.asked.parameters.log_probabilities.is_some() {
-            choice.lists.push(&self.app.served.tokenizer, token.token, Some(token));
+            let skips = self.asked.parameters.skip_special_tokens;
+            choice.lists.push(&self.app.served.tokenizer, token.token, Some(token), skips);
         }
     }
 

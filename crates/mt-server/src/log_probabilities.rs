@@ -57,11 +57,20 @@ impl TokenLists {
         self.offset
     }
 
-    /// Adds a token, without log-probabilities if it is the first of a prompt.
-    pub fn push(&mut self, tokenizer: &Tokenizer, token: u32, found: Option<&TokenLogProbability>) {
+    /// Adds a token, without log-probabilities if it is the first of a prompt. With `skips_special`, the text omits
+    /// special tokens.
+    pub fn push(
+        &mut self,
+        tokenizer: &Tokenizer,
+        token: u32,
+        found: Option<&TokenLogProbability>,
+        skips_special: bool,
+    ) {
         let text = token_text(tokenizer, token);
         self.offsets.push(self.offset);
-        self.offset += text.chars().count();
+        if !(skips_special && tokenizer.is_special(token)) {
+            self.offset += text.chars().count();
+        }
         self.token_log_probabilities.push(found.map(|found| number(found.log_probability)));
         self.top.push(match found {
             None => Value::Null,

@@ -3,7 +3,7 @@
 use std::{env, fs, net::TcpListener, path::Path, sync::Arc, time::Duration};
 
 use mt_config::{Config, DecodeConfig};
-use mt_engine::{EngineError, EngineOptions, LoadedModel, PromptBounds, load_model};
+use mt_engine::{EngineError, EngineOptions, PromptBounds, load_model};
 use mt_runtime::CompileSettings;
 use mt_server::{ApiKeys, ServedModel, Server, ServerEvent, ServerLimits, SingleGenerator};
 

@@ -87,7 +87,7 @@ fn clients_of_openai_and_anthropic_are_served() {
             "--json",
             "prompt=All happy",
             "decode_sampling_strategy=greedy",
-            "max_target_length=21",
+            "max_target_length=22",
         ])
         .arg(format!("load_parameters_path={}", directory.path().join("run").display()))
         .output()

@@ -23,7 +23,7 @@ found = {"model": MODEL}
 def completions():
     asked = dict(model=MODEL, prompt="All happy", max_tokens=12, temperature=0)
     whole = client.completions.create(**asked)
-    assert whole.usage.prompt_tokens == 9 and whole.usage.completion_tokens == 12, whole.usage
+    assert whole.usage.prompt_tokens == 10 and whole.usage.completion_tokens == 12, whole.usage
     assert whole.choices[0].finish_reason == "length"
     found["completion"] = whole.choices[0].text
     events = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
