@@ -5,3 +5,4 @@ mod fuzz;
 mod routes;
 mod script;
 mod shutdown;
+mod stress;
