@@ -33,9 +33,21 @@ impl Grammar {
         Self::Lark(format!("start: {}", quoted.join(" | ")))
     }
 
+    /// A schema whose white space has an end: one space, or a new line with its indentation. A model that is unsure may
+    /// otherwise write white space without end.
+    pub fn with_bounded_space(mut schema: Value) -> Value {
+        if let Some(object) = schema.as_object_mut() {
+            let options = json!({ "whitespace_pattern": r" |\n[ \t]{0,24}" });
+            object.entry("x-guidance").or_insert(options);
+        }
+        schema
+    }
+
     fn top_level(&self) -> TopLevelGrammar {
         match self {
-            Self::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            Self::JsonSchema(schema) => {
+                TopLevelGrammar::from_json_schema(Self::with_bounded_space(schema.clone()))
+            }
             Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Self::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
         }
@@ -211,6 +223,8 @@ mod tests {
         check(&schema, None, r#"{"name": "x", "count": 3}"#, true);
         check(&schema, None, r#"{"name": "x"}"#, false);
         check(&schema, None, r#"{"name": 1}"#, false);
+        check(&schema, None, "{\n  \"name\": \"x\",\n  \"count\": 3\n}", true);
+        check(&schema, None, "{  \"name\": \"x\", \"count\": 3}", false);
         check(&schema, Some("</think>"), r#"so </think>{"name": "é", "count": 3}"#, true);
         check(&schema, Some("</think>"), r#"so </think>{"name": 1}"#, false);
         check(&Grammar::Regex("[a-c]+".into()), None, "abc", true);

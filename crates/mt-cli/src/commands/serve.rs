@@ -2,7 +2,7 @@
 
 use std::{env, fs, net::TcpListener, path::Path, sync::Arc, time::Duration};
 
-use mt_config::{Config, DecodeConfig};
+use mt_config::{Config, DecodeConfig, Origin};
 use mt_engine::{EngineError, EngineOptions, PromptBounds, load_model};
 use mt_runtime::CompileSettings;
 use mt_server::{ApiKeys, ServedModel, Server, ServerEvent, ServerLimits, SingleGenerator};
@@ -186,7 +186,9 @@ pub fn api_keys(file: Option<&Path>) -> Result<ApiKeys, Failure> {
 }
 
 fn note_replaced(config: &Config) {
-    for key in REPLACED.into_iter().filter(|key| config.entry(key).origin.is_given()) {
+    let is_set =
+        |key: &&str| matches!(config.entry(key).origin, Origin::Argument | Origin::Environment { .. });
+    for key in REPLACED.into_iter().filter(is_set) {
         say!("note: `{key}` has no effect on `serve`; requests set it");
     }
 }

@@ -71,10 +71,10 @@ class Answer(pydantic.BaseModel):
 
 
 def structured():
-    parsed = client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Answer, max_tokens=100,
+    parsed = client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Answer, max_tokens=400,
                                            temperature=1.0, seed=3)
     assert isinstance(parsed.choices[0].message.parsed, Answer), parsed
-    parsed = client.responses.parse(model=MODEL, input="Hello", text_format=Answer, max_output_tokens=100,
+    parsed = client.responses.parse(model=MODEL, input="Hello", text_format=Answer, max_output_tokens=400,
                                     temperature=1.0)
     assert isinstance(parsed.output_parsed, Answer), parsed
     extra = {"structured_outputs": {"regex": "[0-9]{3}-[0-9]{2}"}}
@@ -92,7 +92,7 @@ PARAMETERS = {
 
 def tools():
     tool = {"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": PARAMETERS}}
-    asked = dict(model=MODEL, messages=MESSAGES, tools=[tool], tool_choice="required", max_tokens=150,
+    asked = dict(model=MODEL, messages=MESSAGES, tools=[tool], tool_choice="required", max_tokens=400,
                  parallel_tool_calls=False)
     whole = client.chat.completions.create(**asked)
     call = whole.choices[0].message.tool_calls[0]
@@ -109,11 +109,11 @@ def tools():
 
     flat = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
     response = client.responses.create(model=MODEL, input="Hello", tools=[flat], tool_choice="required",
-                                       parallel_tool_calls=False, max_output_tokens=150)
+                                       parallel_tool_calls=False, max_output_tokens=400)
     assert response.output[-1].type == "function_call" and response.status == "completed", response
 
     message = claude.messages.create(
-        model=MODEL, max_tokens=150, messages=MESSAGES, tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        model=MODEL, max_tokens=400, messages=MESSAGES, tool_choice={"type": "any", "disable_parallel_tool_use": True},
         tools=[{"name": "weather", "description": "The weather", "input_schema": PARAMETERS}])
     assert message.stop_reason == "tool_use" and message.content[-1].name == "weather", message
     assert set(message.content[-1].input) == {"unit", "today"}

@@ -97,7 +97,7 @@ def main():
 
 def check(browser):
     browser.open(URL)
-    model = browser.wait("document.getElementById('model').textContent.replace('…', '')")
+    model = browser.wait("document.getElementById('model')?.textContent.replace('…', '')")
     assert model == "API key needed", model
     browser.evaluate("document.getElementById('key').value = 'key-of-test'; document.getElementById('key').onchange()")
     browser.wait("document.getElementById('context').textContent.includes('tokens')")

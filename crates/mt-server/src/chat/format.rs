@@ -112,16 +112,17 @@ impl Format {
             _ => json!({ "anyOf": calls }),
         };
         let more = if parallel { "+" } else { "" };
+        let one = Grammar::with_bounded_space(one);
         Ok(match self {
             Self::Tagged { calls: Calls::Tagged, .. } => Grammar::Lark(format!(
                 "start: tagged{more}\ntagged: \"<tool_call>\\n\" call \"\\n</tool_call>\" /\\n?/\ncall: %json {one}\n"
             )),
             Self::Tagged { calls: Calls::Mistral, .. } => {
-                let most = if parallel { Value::Null } else { json!(1) };
                 let mut list = json!({ "type": "array", "items": one, "minItems": 1 });
-                if !most.is_null() {
-                    list["maxItems"] = most;
+                if !parallel {
+                    list["maxItems"] = json!(1);
                 }
+                let list = Grammar::with_bounded_space(list);
                 Grammar::Lark(format!("start: \"[TOOL_CALLS]\" calls\ncalls: %json {list}\n"))
             }
             _ => Grammar::JsonSchema(one),

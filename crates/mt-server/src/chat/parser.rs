@@ -120,7 +120,7 @@ impl Tagged {
         let rest = std::mem::take(&mut self.held);
         match self.state {
             State::Thinking | State::Reasoning => self.found.push_back(Delta::Reasoning(rest)),
-            State::Call => self.call(&rest),
+            State::Call => self.call(&rest, false),
             State::AfterCall if rest.trim().is_empty() => {}
             State::Between | State::Start if rest.trim().is_empty() => {}
             _ => self.found.push_back(Delta::Content(rest)),
@@ -177,7 +177,7 @@ impl Tagged {
                 let Some(at) = self.held.find(close) else { return false };
                 let body = self.held[..at].to_owned();
                 self.held.drain(..at + close.len());
-                self.call(&body);
+                self.call(&body, true);
                 self.go(State::AfterCall)
             }
         }
@@ -250,7 +250,7 @@ impl Tagged {
     }
 
     /// Emits the calls in a text, or the text itself if it has none.
-    fn call(&mut self, body: &str) {
+    fn call(&mut self, body: &str, is_closed: bool) {
         let calls = match self.calls {
             Calls::DeepSeek => tools::deep_seek(body),
             Calls::Tagged if body.trim_start().starts_with("<function=") => tools::xml(body, &self.tools),
@@ -262,7 +262,7 @@ impl Tagged {
                 let (open, close) = self.marks().unwrap_or_default();
                 let is_bare = self.calls == Calls::Json;
                 let open = if is_bare { "" } else { open };
-                let close = close.unwrap_or_default();
+                let close = close.filter(|_| is_closed).unwrap_or_default();
                 self.found.push_back(Delta::Content(format!("{open}{body}{close}")));
             }
         }
@@ -329,6 +329,7 @@ mod tests {
         check(QWEN, "", text, &[content("I look."), call("look", "{\"count\":2}")]);
         let two = "<tool_call>{\"name\":\"a\",\"arguments\":{}}</tool_call>\n<tool_call>{\"name\":\"b\",\"arguments\":\"{}\"}</tool_call>";
         check(QWEN, "", two, &[call("a", "{}"), call("b", "{}")]);
+        check(QWEN, "", "<tool_call>cut", &[content("<tool_call>cut")]);
         check(QWEN, "", "<tool_call>broken</tool_call>", &[content("<tool_call>broken</tool_call>")]);
         let coder = "<tool_call>\n<function=look>\n<parameter=count>\n2\n</parameter>\n<parameter=text>\n2\n</parameter>\n</function>\n</tool_call>";
         check(QWEN, "", coder, &[call("look", "{\"count\":2,\"text\":\"2\"}")]);
