@@ -71,7 +71,7 @@ pub struct App {
     start: u64,
 }
 
-/// What a handler knows of a request beside its body.
+/// The properties of a request that handlers need beside its body.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub id: String,

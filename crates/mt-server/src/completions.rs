@@ -186,7 +186,7 @@ struct Answers {
     created: u64,
 }
 
-/// What one answer has so far.
+/// One answer so far.
 #[derive(Default)]
 struct Choice {
     text: String,

@@ -1,4 +1,4 @@
-//! What the server needs of an engine.
+//! The server's interface to an engine.
 
 use std::task::{Context, Poll};
 

@@ -109,7 +109,7 @@ fn engine_options(decode: &DecodeConfig, served: &ServedModel, prompts: PromptBo
     }
 }
 
-/// What serving needs, read before any hardware is started or any weight is read.
+/// The input of serving, read before any hardware is started or any weight is read.
 pub struct Prepared {
     pub config: Config,
     pub decode: DecodeConfig,

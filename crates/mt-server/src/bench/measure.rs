@@ -68,7 +68,7 @@ impl Quantiles {
     }
 }
 
-/// What a load has measured.
+/// The measurements of a load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadReport {
     pub arrival: Arrival,

@@ -311,17 +311,17 @@ pub fn content_of(field: &str, content: &Value) -> Result<Option<String>> {
                 let kind = part["type"].as_str().unwrap_or("text");
                 if !["text", "input_text", "output_text", "refusal"].contains(&kind) {
                     return wrong(format!(
-                        "`{field}` has a part of the type {kind:?}, but the model reads text alone"
+                        "`{field}` has content of the type {kind:?}, but the model reads text alone"
                     ));
                 }
                 match part["text"].as_str().or(part["refusal"].as_str()) {
                     Some(new) => text += new,
-                    None => return wrong(format!("`{field}` has a part without `text`")),
+                    None => return wrong(format!("`{field}` has content without `text`")),
                 }
             }
             Ok(Some(text))
         }
-        _ => wrong(format!("the content of `{field}` is neither a text nor a list of parts")),
+        _ => wrong(format!("the content of `{field}` is neither a text nor a list")),
     }
 }
 

@@ -55,7 +55,7 @@ impl ChatParser {
         joined(deltas)
     }
 
-    /// What was held back, at the end of the answer.
+    /// The rest of the answer, at its end.
     pub fn finish(&mut self) -> Vec<Delta> {
         let deltas = match self {
             Self::Harmony(parser) => parser.finish(),

@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::client::{Client, Reply};
 use crate::{AnswerStream, ApiKeys, Generator, ServedModel, Server, ServerEvent, ServerLimits};
 
-/// What a request asked for.
+/// A request that has arrived.
 #[derive(Clone, Debug)]
 pub struct Submitted {
     pub prompt: String,
