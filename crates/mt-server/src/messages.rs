@@ -15,7 +15,7 @@ use crate::{
     error::{ApiError, Result},
     fields::Fields,
     generation::{Finish, Usage},
-    parameters::{Parameters, check_stops},
+    parameters::{Parameters, check_stops, response_format},
     sse::{self, Events, Gone},
 };
 
@@ -66,7 +66,16 @@ async fn answer(app: Arc<App>, call: Call, body: Body) -> Result<Response<Body>>
 
 fn read(app: &App, fields: &Fields, answers: bool) -> Result<(ChatInput, Parameters, bool)> {
     app.check_model(fields)?;
-    fields.ignore(&["metadata", "service_tier", "container", "context_management", "output_config"]);
+    fields.ignore(&[
+        "metadata",
+        "service_tier",
+        "cache_control",
+        "diagnostics",
+        "inference_geo",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    ]);
     let max_tokens = fields.count("max_tokens", 1)?;
     if answers && max_tokens.is_none() {
         return Err(ApiError::field("max_tokens", "the request has no `max_tokens`"));
@@ -118,6 +127,14 @@ fn read(app: &App, fields: &Fields, answers: bool) -> Result<(ChatInput, Paramet
     let mut parameters = Parameters::read(fields, &app.served, 1)?;
     parameters = parameters.with_max_tokens("max_tokens", max_tokens)?;
     parameters.stops = check_stops("stop_sequences", fields.texts("stop_sequences")?)?;
+    if let Some(config) = fields.object("output_config")? {
+        if let Some(effort) = config.get("effort").and_then(Value::as_str) {
+            input.set_reasoning_effort("output_config.effort", effort)?;
+        }
+        if let Some(format) = config.get("format").and_then(Value::as_object) {
+            parameters.grammar = response_format(format)?.map(|grammar| (grammar, "output_config.format"));
+        }
+    }
     // The end of the text tells which stop string has occurred; it is removed again.
     parameters.keep_stop = true;
     let stream = fields.flag("stream")?.unwrap_or(false);
