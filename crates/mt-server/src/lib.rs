@@ -1,7 +1,7 @@
 //! The HTTP server: OpenAI's and Anthropic's interfaces in front of a running engine.
 //!
 //! Phase: run. Text, chat templates, stop strings, grammars and HTTP belong to this crate; the engine behind
-//! [`Generator`] knows token ids alone. A request is read and checked ([`Fields`](fields)), becomes a
+//! [`Generator`] knows token ids alone. A request is read and checked field by field, becomes a
 //! `GenerationRequest` of `mt-engine`, and its events become text again, which is sent whole or as server-sent events.
 //! `mt-cli` is above: it loads the model, binds the address and prints the [`ServerEvent`]s.
 

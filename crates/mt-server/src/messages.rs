@@ -375,7 +375,7 @@ impl Answer {
             blocks.text(events, Open::Text, json!({ "type": "text_delta", "text": rest })).await?;
         }
         blocks.close(events).await?;
-        let stop = if is_stopped { self.stops.first().filter(|_| self.stops.len() == 1) } else { None };
+        let stop = stops.found();
         let delta = json!({ "stop_reason": reason(end, is_stopped), "stop_sequence": stop });
         let last = json!({ "type": "message_delta", "delta": delta, "usage": usage(self.run.usage()) });
         events.named("message_delta", &last).await?;

@@ -56,11 +56,13 @@ pub struct StopStrings {
     keep: bool,
     held: String,
     ended: bool,
+    /// The stop string that has occurred.
+    found: Option<String>,
 }
 
 impl StopStrings {
     pub fn new(stops: Vec<String>, keep: bool) -> Self {
-        Self { stops, keep, held: String::new(), ended: false }
+        Self { stops, keep, ..Self::default() }
     }
 
     /// Adds text. Returns the text that belongs to the answer for certain, and whether a stop string has occurred, after
@@ -70,9 +72,12 @@ impl StopStrings {
             return (if self.ended { String::new() } else { text.to_owned() }, self.ended);
         }
         self.held += text;
-        let found =
-            self.stops.iter().filter_map(|stop| self.held.find(stop).map(|at| (at, stop.len()))).min();
-        if let Some((at, length)) = found {
+        let starts = self.stops.iter().filter_map(|stop| self.held.find(stop).map(|at| (at, stop)));
+        // Of stop strings that begin at the same place, the shortest one counts.
+        let first = starts.min_by_key(|(at, stop)| (*at, stop.len()));
+        if let Some((at, stop)) = first {
+            let length = stop.len();
+            self.found = Some(stop.clone());
             self.held.truncate(if self.keep { at + length } else { at });
             self.ended = true;
             return (std::mem::take(&mut self.held), true);
@@ -80,6 +85,11 @@ impl StopStrings {
         let held = self.stops.iter().map(|stop| length_of_begun(&self.held, stop)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - held);
         (std::mem::replace(&mut self.held, rest), false)
+    }
+
+    /// The stop string that has occurred.
+    pub fn found(&self) -> Option<&str> {
+        self.found.as_deref()
     }
 
     /// The text that was held back, when no more will follow.

@@ -39,11 +39,11 @@ fn serve(command: &BenchServe) -> Result<(), Failure> {
             seed: command.seed.wrapping_add(index),
         })
         .collect();
-    if !command.json {
-        print(HEAD)?;
-    }
-    let mut failure = None;
+    let (mut failure, mut has_head) = (None, command.json);
     put(&loads, |report| {
+        if !std::mem::replace(&mut has_head, true) {
+            failure = print(HEAD).err();
+        }
         let line = if command.json { report.json().to_string() } else { row(report) };
         failure = failure.take().or(print(&line).err());
         if let (Some(message), false) = (&report.failure, command.json) {

@@ -135,6 +135,18 @@ fn stop_strings_end_answers() {
     let events = server.post("/v1/completions", &completion(extra)).events();
     let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
     assert_eq!(text, "one STOP");
+    let mut body = json!({
+        "max_tokens": 50, "stop_sequences": ["never", " STOP"], "messages": [{ "role": "user", "content": "hi" }],
+    });
+    let whole = server.post("/v1/messages", &body).json();
+    assert_eq!((&whole["content"][0]["text"], &whole["stop_sequence"]), (&json!("one"), &json!(" STOP")));
+    assert_eq!(whole["stop_reason"], "stop_sequence");
+    body["stream"] = json!(true);
+    let events = server.post("/v1/messages", &body).events();
+    let text: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
+    assert_eq!(text, "one");
+    let delta = &events[events.len() - 2]["delta"];
+    assert_eq!((&delta["stop_reason"], &delta["stop_sequence"]), (&json!("stop_sequence"), &json!(" STOP")));
 }
 
 #[test]
