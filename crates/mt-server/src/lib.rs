@@ -6,6 +6,8 @@
 //! `mt-cli` is above: it loads the model, binds the address and prints the [`ServerEvent`]s.
 
 #![forbid(unsafe_code)]
+// The engine's errors are large; each ends a request or the start of the server, so their size does not matter.
+#![allow(clippy::result_large_err)]
 
 mod access;
 mod app;

@@ -4,7 +4,7 @@
 //! each token reads the logits of the whole text, and the host chooses it.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     hash::{BuildHasher, Hasher, RandomState},
     ops::ControlFlow,
     sync::{
@@ -348,11 +348,12 @@ impl<'a> OnHost<'a> {
         let longest = answers.iter().map(|answer| answer.row.len()).max().unwrap_or(1);
         let length = longest.next_power_of_two().max(16).min(self.bounds.max_target_length);
         let key = [answers.len(), length];
-        if !scorers.contains_key(&key) {
-            scorers.insert(key, Scorer::new(self.loaded, key, false, self.compile)?);
-        }
+        let scorer = match scorers.entry(key) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Scorer::new(self.loaded, key, false, self.compile)?),
+        };
         let rows: Vec<Vec<u32>> = answers.iter().map(|answer| answer.row.clone()).collect();
-        let scores = scorers[&key].score(&rows)?;
+        let scores = scorer.score(&rows)?;
         let values = scores.logits.as_slice::<f32>().expect("logits have 32 bits").to_vec();
         Ok(Logits { values, length })
     }
