@@ -246,7 +246,7 @@ fn commands_are_checked() {
             &["config", "check", command, "steps=3"],
             &[
                 &format!("the command `{command}` is not built yet"),
-                "`train`, `sft`, `dpo`, `reward`, `distill`, `decode`, `chat`, `estimate`, `compile`, `logits` can be checked",
+                "`train`, `sft`, `dpo`, `reward`, `distill`, `decode`, `chat`, `serve`, `estimate`, `compile`, `logits` can be checked",
             ],
         );
     }
