@@ -229,9 +229,9 @@ const CHECK: &str = "\
 Checks the configuration of a command for mistakes, without running it.
 
 The first argument may be the command: `train` (the default), `sft`, `dpo`,
-`decode`, `chat`, `estimate`, `compile` or `logits`. If `hardware` is `cpu` or `num_cpu_devices`
-is set, `train` and `decode` also check meshes and batches. The exit status is 2
-if there is a mistake.";
+`decode`, `chat`, `serve`, `estimate`, `compile` or `logits`. If `hardware` is
+`cpu` or `num_cpu_devices` is set, `train` and `decode` also check meshes and
+batches. The exit status is 2 if there is a mistake.";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
