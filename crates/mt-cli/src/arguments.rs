@@ -3,6 +3,7 @@
 mod checkpoint;
 mod distill;
 mod preference;
+mod serve;
 
 use std::path::PathBuf;
 
@@ -23,6 +24,8 @@ use checkpoint::{
 use distill::{DISTILL, DISTILL_EXAMPLES};
 use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
 pub use preference::{Reward, RewardCommand, RewardScore};
+pub use serve::{BenchCommand, BenchServe, Serve};
+use serve::{CHAT, CHAT_EXAMPLES, SERVE, SERVE_EXAMPLES};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -86,23 +89,6 @@ Examples:
 
 See also:
   maxtext data show …   the tokens of conversations, and which have a loss";
-
-const CHAT: &str = "\
-Holds a conversation with a model in the terminal.
-
-The keys are those of `decode`. Each line of standard input is a message; the
-chat template of the tokenizer turns the conversation into the model's input,
-and `system_prompt` begins it. If the context is full, the oldest messages are
-forgotten.
-
-Ctrl-C stops an answer, `/reset` begins a new conversation, and Ctrl-D or
-`/exit` ends the program.";
-
-const CHAT_EXAMPLES: &str = "\
-Examples:
-  maxtext chat load_parameters_path=maxtext_output/tuned
-  maxtext chat hf_model_path=Qwen3-0.6B system_prompt='Be brief.'
-  printf 'Hello\\nAnd now?\\n' | maxtext chat load_parameters_path=maxtext_output/tuned";
 
 const DATA_SHOW: &str = "\
 Prints training examples as the model sees them: after the chat template, the
@@ -249,9 +235,9 @@ const CHECK: &str = "\
 Checks the configuration of a command for mistakes, without running it.
 
 The first argument may be the command: `train` (the default), `sft`, `dpo`,
-`decode`, `chat`, `estimate`, `compile` or `logits`. If `hardware` is `cpu` or `num_cpu_devices`
-is set, `train` and `decode` also check meshes and batches. The exit status is 2
-if there is a mistake.";
+`decode`, `chat`, `serve`, `estimate`, `compile` or `logits`. If `hardware` is
+`cpu` or `num_cpu_devices` is set, `train` and `decode` also check meshes and
+batches. The exit status is 2 if there is a mistake.";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -383,6 +369,12 @@ pub enum Command {
     /// Hold a conversation with a model
     #[command(long_about = CHAT, after_help = CHAT_EXAMPLES)]
     Chat(Settings),
+    /// Serve a model over HTTP
+    #[command(long_about = SERVE, after_help = SERVE_EXAMPLES)]
+    Serve(Serve),
+    /// Measure running servers
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Show training data
     #[command(subcommand)]
     Data(DataCommand),

@@ -97,6 +97,18 @@ impl From<mt_runtime::RuntimeError> for Failure {
     }
 }
 
+impl From<mt_server::ServerError> for Failure {
+    fn from(error: mt_server::ServerError) -> Self {
+        Self::from_error(&error, false)
+    }
+}
+
+impl From<mt_server::bench::BenchError> for Failure {
+    fn from(error: mt_server::bench::BenchError) -> Self {
+        Self::from_error(&error, error.is_user_error())
+    }
+}
+
 impl From<mt_pjrt::Error> for Failure {
     fn from(error: mt_pjrt::Error) -> Self {
         Self::from_error(&error, error.is_user_error())

@@ -54,6 +54,8 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Command::Compile(command) => return commands::compile::run(command),
         Command::Decode(settings) => commands::decode::run(settings)?,
         Command::Chat(settings) => commands::chat::run(settings)?,
+        Command::Serve(command) => commands::serve::run(command)?,
+        Command::Bench(command) => commands::bench::run(command)?,
         Command::Data(command) => commands::data::run(command)?,
         Command::Estimate(command) => commands::estimate::run(command)?,
         Command::Logits(command) => commands::logits::run(command)?,

@@ -14,6 +14,7 @@ const LAYERS: &[&[&str]] = &[
     &["mt-models"],
     &["mt-train", "mt-engine"],
     &["mt-plan"],
+    &["mt-server"],
     &["mt-cli"],
 ];
 

@@ -1,6 +1,7 @@
 //! One module per subcommand.
 
 mod adapters;
+pub mod bench;
 pub mod chat;
 pub mod checkpoint;
 pub mod compile;
@@ -12,6 +13,7 @@ pub mod estimate;
 pub mod logits;
 pub mod plugin;
 pub mod reward;
+pub mod serve;
 pub mod sft;
 pub mod tokenizer;
 pub mod train;

@@ -29,6 +29,8 @@ fn commands_and_options_are_completed() {
         "distill",
         "decode",
         "chat",
+        "serve",
+        "bench",
         "data",
         "estimate",
         "compile",

@@ -25,6 +25,8 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("maxtext train run.yml compiled_trainstep_file=step", "needs the TPUs that the file is for"),
     ("maxtext dpo quick-start.yml ", "adapts the quick start's model, which takes minutes"),
     ("maxtext reward quick-start.yml ", "adapts the quick start's model, which takes minutes"),
+    ("maxtext serve ", "runs until a signal; the suite `interop` serves a model"),
+    ("maxtext bench serve", "needs a running server"),
     ("source <(maxtext completion zsh)", "needs zsh"),
     ("maxtext completion fish | source", "needs fish"),
 ];

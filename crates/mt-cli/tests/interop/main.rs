@@ -3,6 +3,7 @@
 
 #[path = "../../../mt-checkpoint/tests/interop/python.rs"]
 mod python;
+mod serve;
 mod transformers;
 mod tuned;
 

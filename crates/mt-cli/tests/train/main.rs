@@ -19,6 +19,7 @@ mod published;
 mod refusals;
 mod resume;
 mod reward;
+mod serve;
 mod sft;
 mod stacks;
 mod stop;

@@ -168,6 +168,11 @@ impl ChatTemplate {
         })
     }
 
+    /// Whether one of the templates contains a text, such as the mark of a tool call.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.sources.iter().any(|(_, source)| source.contains(text))
+    }
+
     /// Fixes the time that the template sees, such as `2024-07-06T09:05:03`.
     ///
     /// # Errors

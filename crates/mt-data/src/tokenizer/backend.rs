@@ -36,6 +36,16 @@ impl AddedTokens {
         Self { by_text, by_id: tokens.into_iter().map(|token| (token.id, token)).collect() }
     }
 
+    /// The text of an added token.
+    pub(super) fn text(&self, id: u32) -> Option<&str> {
+        self.by_id.get(&id).map(|token| token.text.as_str())
+    }
+
+    /// Whether decoded text omits a token.
+    pub(super) fn is_special(&self, id: u32) -> bool {
+        self.by_id.get(&id).is_some_and(|token| token.is_special)
+    }
+
     fn id(&self, text: &str) -> Option<u32> {
         self.by_id.values().find(|token| token.text == text).map(|token| token.id)
     }

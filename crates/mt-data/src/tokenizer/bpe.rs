@@ -155,7 +155,7 @@ fn bytes_of(alphabet: &[char; 256], word: &str) -> Vec<u8> {
 
 /// The character that represents each byte in a byte-level vocabulary: the byte's own character if it is printable,
 /// otherwise the next free one from U+0100 on.
-fn byte_characters() -> [char; 256] {
+pub(super) fn byte_characters() -> [char; 256] {
     let mut next = 0x100u32;
     std::array::from_fn(|byte| {
         let byte = byte as u32;

@@ -10,6 +10,7 @@ use super::BYTE_LEVEL_SPECIAL_TOKENS;
 use super::backend::{AddedToken, AddedTokens, Token};
 use super::bpe::byte_level_json;
 use super::pieces::pieces;
+use super::token_bytes::Spelling;
 
 /// Pieces of one document that are encoded in parallel.
 const GROUP: usize = 64;
@@ -17,6 +18,7 @@ const GROUP: usize = 64;
 pub(super) struct HuggingFace {
     pub(super) inner: tokenizers::Tokenizer,
     encoding: HowEncoded,
+    pub(super) spelling: Spelling,
 }
 
 enum HowEncoded {
@@ -52,7 +54,8 @@ impl HuggingFace {
         } else {
             HowEncoded::Whole
         };
-        Self { inner, encoding }
+        let spelling = Spelling::of(&inner);
+        Self { inner, encoding, spelling }
     }
 
     /// The token ids of a text.

@@ -13,6 +13,7 @@ mod sentencepiece;
 mod special;
 mod stream;
 mod tiktoken;
+mod token_bytes;
 mod trie;
 
 use std::collections::BTreeSet;
@@ -302,6 +303,19 @@ impl Tokenizer {
     /// The token as the vocabulary spells it.
     pub fn token(&self, id: u32) -> Option<String> {
         self.backend.token(id)
+    }
+
+    /// The bytes that a token adds to a text. A special token has the bytes of its name.
+    ///
+    /// Unlike a decoded text, these are exact for tokens that hold only some bytes of a character. The bytes of a text's
+    /// tokens join to the text, except that some tokenizers begin texts with an additional space.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        self.backend.token_bytes(id)
+    }
+
+    /// Whether decoding with `skip_special_tokens` omits a token.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.backend.is_special(id)
     }
 
     /// The tokens by what they mean to a reader.

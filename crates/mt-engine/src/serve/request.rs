@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{EngineError, FinishReason};
 
-/// What a client asks the engine for: `num_answers` continuations of one prompt.
+/// A request for `num_answers` continuations of one prompt.
 pub struct GenerationRequest {
     pub prompt: Vec<u32>,
     pub num_answers: usize,
@@ -114,7 +114,7 @@ pub struct TokenLogProbability {
     pub top: Vec<(u32, f32)>,
 }
 
-/// What happens to a request.
+/// An event of a request.
 #[derive(Debug)]
 pub enum AnswerEvent {
     /// The prompt has been read.

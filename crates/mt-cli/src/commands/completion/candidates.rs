@@ -67,8 +67,8 @@ fn options(command: &Command) -> Vec<Candidate> {
 fn arguments(command: &Command, path: &[&str], given: &[String], current: &str) -> Vec<Candidate> {
     match path {
         [
-            "train" | "sft" | "dpo" | "reward" | "distill" | "decode" | "chat" | "estimate" | "compile"
-            | "logits",
+            "train" | "sft" | "dpo" | "reward" | "distill" | "decode" | "chat" | "serve" | "estimate"
+            | "compile" | "logits",
         ]
         | ["data", "show"]
         | ["config", "show"]

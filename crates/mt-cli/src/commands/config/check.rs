@@ -8,13 +8,15 @@ use mt_plan::compile::Subject;
 use mt_shape::DeviceAttributes;
 
 use crate::{
-    arguments::{Arguments, Check, Command, Compile, Decode, Estimate, Logits, Reward, Settings},
-    commands::{check_output, compile, decode, estimate, logits, resolve, warn, warn_of_training, warn_on},
+    arguments::{Arguments, Check, Command, Compile, Decode, Estimate, Logits, Reward, Serve, Settings},
+    commands::{
+        check_output, compile, decode, estimate, logits, resolve, serve, warn, warn_of_training, warn_on,
+    },
     failure::{Failure, print},
 };
 
 /// Commands of MaxText that are not built yet.
-const NOT_BUILT: &[&str] = &["rl", "serve", "eval", "bench"];
+const NOT_BUILT: &[&str] = &["rl", "eval"];
 
 /// The commands whose arguments are configurations, and can be checked.
 pub fn checked() -> Vec<String> {
@@ -53,11 +55,13 @@ fn check(command: Command) -> Result<(), Failure> {
             "`reward score` has no configuration to check\nhint: check the training of a reward model: `maxtext config check reward …`",
         )),
         Command::Chat(settings) => check_chat(settings),
+        Command::Serve(command) => check_serve(command),
         Command::Decode(command) => check_decode(command),
         Command::Estimate(command) => check_estimate(command),
         Command::Compile(command) => check_compile(command),
         Command::Logits(command) => check_logits(command),
         Command::Config(_)
+        | Command::Bench(_)
         | Command::Checkpoint(_)
         | Command::Data(_)
         | Command::Tokenizer(_)
@@ -112,6 +116,14 @@ fn check_chat(settings: Settings) -> Result<(), Failure> {
     let prepared = decode::prepare_chat(settings)?;
     mt_models::build(&prepared.decode.model)?;
     report("the configuration of `maxtext chat`", &prepared.config)
+}
+
+fn check_serve(mut command: Serve) -> Result<(), Failure> {
+    serve::take_options(&mut command)?;
+    serve::api_keys(command.api_key_file.as_deref())?;
+    let prepared = serve::prepare(command.settings)?;
+    mt_models::build(&prepared.decode.model)?;
+    report("the configuration of `maxtext serve`", &prepared.config)
 }
 
 fn check_estimate(mut command: Estimate) -> Result<(), Failure> {

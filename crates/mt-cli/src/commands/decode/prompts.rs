@@ -70,6 +70,32 @@ impl Chat {
         Ok(None)
     }
 
+    /// The template that the user or the tokenizer's files give, without a decision whether prompts need it.
+    ///
+    /// # Errors
+    /// The template cannot be read.
+    pub fn available(
+        group: &DecodeGroup,
+        tokenizer: &Tokenizer,
+        directory: Option<&Path>,
+    ) -> Result<Option<Self>, Failure> {
+        if group.use_chat_template == Some(false) {
+            return Ok(None);
+        }
+        let is_asked = group.use_chat_template == Some(true);
+        let Some((template, source)) = Self::template(group, directory)? else {
+            return if is_asked { Err(no_template(tokenizer)) } else { Ok(None) };
+        };
+        let system = group.system_prompt.clone();
+        let (behind_question, behind_answer) = Self::around(&template, tokenizer).unwrap_or_default();
+        Ok(Some(Self { template, source, system, is_asked, behind_question, behind_answer }))
+    }
+
+    /// The template alone.
+    pub fn into_template(self) -> ChatTemplate {
+        self.template
+    }
+
     fn template(
         group: &DecodeGroup,
         directory: Option<&Path>,

@@ -342,7 +342,7 @@ fn byte_pieces(reserved: &HashMap<String, u32>) -> Result<[u32; 256], String> {
 }
 
 /// The byte that a piece such as `<0x0A>` represents.
-fn byte_of(piece: &str) -> Option<u8> {
+pub(super) fn byte_of(piece: &str) -> Option<u8> {
     u8::from_str_radix(piece.strip_prefix("<0x")?.strip_suffix('>')?, 16).ok()
 }
 

@@ -1,0 +1,252 @@
+//! `maxtext serve`.
+
+use std::{env, fs, net::TcpListener, path::Path, sync::Arc, time::Duration};
+
+use mt_config::{Config, DecodeConfig, Origin};
+use mt_engine::{EngineError, EngineOptions, PromptBounds, load_model};
+use mt_runtime::CompileSettings;
+use mt_server::{ApiKeys, ServedModel, Server, ServerEvent, ServerLimits, SingleGenerator};
+
+use crate::{
+    arguments::{Serve, Settings},
+    commands::{
+        decode::{Chat, FoundTokenizer, configure},
+        report_loaded, say_installation,
+    },
+    failure::Failure,
+};
+
+/// The environment variable with API keys.
+pub const API_KEYS: &str = "MAXTEXT_API_KEYS";
+/// The rows of one group.
+const MAX_BATCH: usize = 64;
+/// The keys of `decode` that requests replace.
+const REPLACED: [&str; 9] = [
+    "prompt",
+    "prompts",
+    "prompts_file",
+    "decode_sampling_strategy",
+    "decode_sampling_nucleus_p",
+    "decode_sampling_top_k",
+    "decode_sampling_temperature",
+    "decode_seed",
+    "decode_num_samples",
+];
+
+/// Runs `maxtext serve`.
+pub fn run(mut command: Serve) -> Result<(), Failure> {
+    take_options(&mut command)?;
+    let keys = api_keys(command.api_key_file.as_deref())?;
+    let settings = Settings { settings: std::mem::take(&mut command.settings.settings) };
+    let Prepared { config, decode, found, chat } = prepare(settings)?;
+    note_replaced(&config);
+    if keys.is_empty() && !is_loopback(&command.host) {
+        say!(
+            "warning: every machine that reaches `{}` is served; `--api-key-file` or {API_KEYS} restricts them",
+            command.host
+        );
+    }
+    // Other programs on the port are found before the weights are read.
+    let address = (command.host.as_str(), command.port);
+    let listener = TcpListener::bind(address).map_err(|error| {
+        Failure::user(format!(
+            "cannot listen on `{}:{}`: {error}\nhint: choose another address with `--host` and `--port`",
+            command.host, command.port
+        ))
+    })?;
+    let FoundTokenizer { tokenizer, directory } = found.tokenizer;
+    tokenizer.check_vocab_size(decode.model.vocab_size)?;
+    let loaded = load_model(&decode.loading(), &mut say_installation)?;
+    report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
+    let bounds = PromptBounds::of(&decode, &*loaded.model);
+    let mut end_tokens = tokenizer.end_ids().clone();
+    end_tokens.extend(chat.as_ref().and_then(|chat| chat.end(&tokenizer)));
+    let root = decode.checkpoint.parameters_path().or(decode.checkpoint.load_full_state_path.as_deref());
+    let root = root.map_or_else(String::new, |path| path.display().to_string());
+    let served = ServedModel {
+        name: command.served_model_name.unwrap_or_else(|| name_of(&root)),
+        root,
+        tokenizer: Arc::new(tokenizer),
+        system: decode.decode.system_prompt.clone(),
+        template: chat.map(Chat::into_template),
+        tokenizer_directory: directory,
+        add_bos: found.add_bos,
+        end_tokens: end_tokens.into_iter().collect(),
+        vocab_size: decode.model.vocab_size,
+        max_length: bounds.max_target_length,
+        max_prompt: bounds.max_prefill_length.min(bounds.max_target_length.saturating_sub(1)),
+    };
+    if served.template.is_none() {
+        say!("note: the tokenizer has no chat template, so only `/v1/completions` answers");
+    }
+    let name = served.name.clone();
+    let step = loaded.step.map_or_else(String::new, |step| format!(" of step {step}"));
+    say!("serving the checkpoint{step}: {}", loaded.checkpoint.display());
+    let generator = SingleGenerator::start(loaded, engine_options(&decode, &served, bounds))?;
+    let server = Server {
+        served,
+        generator: Arc::new(generator),
+        limits: ServerLimits {
+            max_requests: command.max_requests,
+            answer_time: Duration::from_secs(command.answer_seconds as u64),
+            drain_time: Duration::from_secs(command.drain_seconds),
+            ..ServerLimits::default()
+        },
+        keys,
+        log_prompts: command.log_prompts,
+        reporter: Arc::new(move |event| report(&name, &event)),
+    };
+    server.run_until_signal(listener)?;
+    Ok(())
+}
+
+fn engine_options(decode: &DecodeConfig, served: &ServedModel, prompts: PromptBounds) -> EngineOptions {
+    EngineOptions {
+        prompts,
+        num_choices: served.tokenizer.vocab_size(),
+        max_batch: MAX_BATCH,
+        compile: CompileSettings::of(&decode.debug, &["prefill", "decode_step"]),
+    }
+}
+
+/// The input of serving, read before any hardware is started or any weight is read.
+pub struct Prepared {
+    pub config: Config,
+    pub decode: DecodeConfig,
+    found: Found,
+    chat: Option<Chat>,
+}
+
+struct Found {
+    tokenizer: FoundTokenizer,
+    add_bos: bool,
+}
+
+/// Reads everything except the weights.
+pub fn prepare(settings: Settings) -> Result<Prepared, Failure> {
+    let (config, source) = configure(settings.settings)?;
+    let decode = DecodeConfig::from_config(&config)?;
+    if decode.model.decoder_block.has_encoder() {
+        return Err(EngineError::NoSource { command: "serve" }.into());
+    }
+    let tokenizer = source.tokenizer(&decode.tokenizer, &decode.checkpoint)?;
+    let chat = Chat::available(&decode.decode, &tokenizer.tokenizer, tokenizer.directory.as_deref())?;
+    let add_bos = source.begins_texts(&decode.tokenizer, &tokenizer.tokenizer);
+    Ok(Prepared { config, decode, found: Found { tokenizer, add_bos }, chat })
+}
+
+/// Takes the options that follow keys, where clap reads all words as keys.
+pub fn take_options(command: &mut Serve) -> Result<(), Failure> {
+    let settings = &mut command.settings;
+    command.log_prompts |= settings.take_flag("--log-prompts");
+    if let Some(host) = settings.take_option("--host", "ADDRESS")? {
+        command.host = host;
+    }
+    if let Some(port) = settings.take_option("--port", "PORT")? {
+        command.port = number("--port", &port)?;
+    }
+    if let Some(name) = settings.take_option("--served-model-name", "NAME")? {
+        command.served_model_name = Some(name);
+    }
+    if let Some(file) = settings.take_option("--api-key-file", "FILE")? {
+        command.api_key_file = Some(file.into());
+    }
+    if let Some(requests) = settings.take_option("--max-requests", "REQUESTS")? {
+        command.max_requests = number("--max-requests", &requests)?;
+    }
+    if let Some(seconds) = settings.take_option("--answer-seconds", "SECONDS")? {
+        command.answer_seconds = number("--answer-seconds", &seconds)?;
+    }
+    if let Some(seconds) = settings.take_option("--drain-seconds", "SECONDS")? {
+        command.drain_seconds = number("--drain-seconds", &seconds)?;
+    }
+    Ok(())
+}
+
+fn number<T: std::str::FromStr>(option: &str, text: &str) -> Result<T, Failure> {
+    text.parse().map_err(|_| Failure::user(format!("`{option}` is `{text}`, which is no such number")))
+}
+
+/// The keys of the environment and of a file.
+pub fn api_keys(file: Option<&Path>) -> Result<ApiKeys, Failure> {
+    let mut text = env::var(API_KEYS).unwrap_or_default();
+    if let Some(path) = file {
+        let read = fs::read_to_string(path).map_err(|error| {
+            Failure::user(format!("cannot read the API keys in `{}`: {error}", path.display()))
+        })?;
+        if ApiKeys::parse(&read).is_empty() {
+            return Err(Failure::user(format!(
+                "`{}` has no API key\nhint: write one on each line, or leave out `--api-key-file`",
+                path.display()
+            )));
+        }
+        text = format!("{text}\n{read}");
+    }
+    Ok(ApiKeys::parse(&text))
+}
+
+fn note_replaced(config: &Config) {
+    let is_set =
+        |key: &&str| matches!(config.entry(key).origin, Origin::Argument | Origin::Environment { .. });
+    for key in REPLACED.into_iter().filter(is_set) {
+        say!("note: `{key}` has no effect on `serve`; requests set it");
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// The name of a model in a directory: that of the run, not of its folder of checkpoints.
+fn name_of(root: &str) -> String {
+    let path = Path::new(root);
+    let names = path.ancestors().filter_map(|path| path.file_name()).map(|name| name.to_string_lossy());
+    let is_telling = |name: &std::borrow::Cow<'_, str>| {
+        name != "checkpoints" && name != "items" && !name.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    names.into_iter().find(is_telling).map_or_else(|| "model".to_owned(), std::borrow::Cow::into_owned)
+}
+
+/// Writes an event to standard error.
+fn report(name: &str, event: &ServerEvent) {
+    match event {
+        ServerEvent::Listening { address } => {
+            say!("`{name}` is ready at http://{address} (Ctrl-C ends the server)");
+        }
+        ServerEvent::Responded { id, method, path, status, seconds } => {
+            // Probes of health and metrics would fill the log.
+            let is_probe = method == "GET" && *status == 200 && path != "/";
+            if !is_probe {
+                say!("{id} {method} {path} {status} {seconds:.3} s");
+            }
+        }
+        ServerEvent::Answered { id, num_prompt_tokens, num_answer_tokens, seconds, outcome } => {
+            say!("{id} {outcome}: {num_prompt_tokens} tokens in, {num_answer_tokens} out, {seconds:.3} s");
+        }
+        ServerEvent::Prompt { id, prompt } => say!("{id} prompt: {prompt:?}"),
+        ServerEvent::Draining { num_active } => {
+            say!("shutting down: {num_active} accepted requests may finish");
+        }
+        ServerEvent::Ended { num_failed: 0 } => say!("all accepted requests are finished"),
+        ServerEvent::Ended { num_failed } => say!("{num_failed} requests did not finish in time"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_named_after_their_directories() {
+        for (root, name) in [
+            ("maxtext_output/first", "first"),
+            ("maxtext_output/first/checkpoints/40", "first"),
+            ("maxtext_output/first/checkpoints/40/items/", "first"),
+            ("Qwen3-0.6B", "Qwen3-0.6B"),
+            ("", "model"),
+        ] {
+            assert_eq!(name_of(root), name, "{root}");
+        }
+        assert!(is_loopback("127.0.0.1") && is_loopback("::1") && !is_loopback("0.0.0.0"));
+    }
+}

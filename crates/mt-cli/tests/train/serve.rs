@@ -1,0 +1,154 @@
+//! `maxtext serve` with a real model, and `maxtext bench serve` against it.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    process::{Child, Command},
+};
+
+use serde_json::{Value, json};
+
+use crate::support::{Sandbox, outcome};
+
+/// A running server, which ends with this value.
+struct Server {
+    process: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(sandbox: &Sandbox, keys: &[&str]) -> Self {
+        let arguments = [&["serve", "load_parameters_path=runs/run", "--port", "0"], keys].concat();
+        let mut process = sandbox.program(&arguments).spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        let mut log = String::new();
+        let ready = lines.find_map(|line| {
+            let line = line.unwrap();
+            log += &format!("{line}\n");
+            let (_, rest) = line.split_once("is ready at http://")?;
+            rest.split(' ').next().map(str::to_owned)
+        });
+        let address = ready.unwrap_or_else(|| panic!("the server does not start:\n{log}"));
+        // The server must not wait for a reader of its log.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { process, address }
+    }
+
+    /// The status and the JSON of a response.
+    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let body = body.to_string();
+        write!(
+            stream,
+            "POST {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        let status = reply.split(' ').nth(1).unwrap().parse().unwrap();
+        let (_, body) = reply.split_once("\r\n\r\n").unwrap();
+        (status, serde_json::from_str(body).unwrap_or_else(|_| panic!("{reply}")))
+    }
+
+    /// Ends the server as an operator does.
+    fn end(mut self) {
+        let id = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It has ended if the test has passed.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn a_run_is_served() {
+    let sandbox = Sandbox::new();
+    sandbox.train("run", &["steps=2", "max_target_length=64"]).succeeded();
+    let decode =
+        ["decode", "--json", "load_parameters_path=runs/run", "prompt=the river", "max_target_length=20"];
+    let decoded =
+        outcome(&mut sandbox.program(&[&decode[..], &["decode_sampling_strategy=greedy"]].concat()))
+            .succeeded();
+    let decoded: Value = serde_json::from_str(&decoded.output).unwrap();
+
+    let server = Server::start(&sandbox, &[]);
+    let asked = |extra: Value| {
+        let mut body = json!({ "prompt": "the river", "max_tokens": 10, "temperature": 0 });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        server.post("/v1/completions", &body)
+    };
+    let (status, plain) = asked(json!({}));
+    assert_eq!((status, &plain["choices"][0]["text"]), (200, &decoded["text"]), "{plain}");
+    assert_eq!(plain["model"], "run");
+    // The host's choice of tokens agrees with the device's.
+    let (_, scored) = asked(json!({ "logprobs": 2, "echo": true }));
+    let text = format!("the river{}", decoded["text"].as_str().unwrap());
+    assert_eq!(scored["choices"][0]["text"], text);
+    // The prompt begins with BOS.
+    assert_eq!(scored["choices"][0]["logprobs"]["tokens"].as_array().unwrap().len(), 1 + 9 + 10);
+    let (_, formed) = asked(json!({ "structured_outputs": { "regex": "[0-9]{4}" } }));
+    let digits = formed["choices"][0]["text"].as_str().unwrap();
+    assert!(digits.len() == 4 && digits.bytes().all(|byte| byte.is_ascii_digit()), "{formed}");
+    let (status, long) = server.post("/v1/completions", &json!({ "prompt": "x".repeat(80) }));
+    assert_eq!((status, &long["error"]["code"]), (400, &json!("context_length_exceeded")), "{long}");
+
+    let url = format!("http://{}", server.address);
+    let bench = [
+        "bench",
+        "serve",
+        "--json",
+        "--url",
+        &url,
+        "--requests",
+        "3",
+        "--concurrency",
+        "1,2",
+        "--rate",
+        "50",
+    ];
+    let sizes = ["--prompt-tokens", "8", "--answer-tokens", "4"];
+    let measured = Command::new(env!("CARGO_BIN_EXE_maxtext")).args(bench).args(sizes).output().unwrap();
+    assert!(measured.status.success(), "{}", String::from_utf8_lossy(&measured.stderr));
+    let lines: Vec<Value> = String::from_utf8(measured.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 3);
+    for line in &lines {
+        assert_eq!(
+            (&line["completed"], &line["answer_tokens"], &line["prompt_tokens"]),
+            (&json!(3), &json!(12), &json!(24)),
+            "{line}"
+        );
+        assert!(line["ttft_ms"]["median"].as_f64().unwrap() > 0.0);
+    }
+    server.end();
+}
+
+#[test]
+fn mistakes_are_refused() {
+    let sandbox = Sandbox::new();
+    sandbox.train("run", &["steps=1"]).succeeded();
+    let check = |arguments: &[&str], fragments: &[&str]| {
+        let all = [&["serve", "load_parameters_path=runs/run"], arguments].concat();
+        outcome(&mut sandbox.program(&all)).failed(2, fragments);
+    };
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    check(&["--port", &port], &["cannot listen on `127.0.0.1:", "`--port`"]);
+    check(&["--port", "99999"], &["`--port` is `99999`"]);
+    check(&["--api-key-file", "missing"], &["cannot read the API keys in `missing`"]);
+    check(&["use_chat_template=true", "--port", "0"], &["the tokenizer", "has none"]);
+    outcome(&mut sandbox.program(&["serve"])).failed(2, &["no key names a model"]);
+    let unreachable = ["bench", "serve", "--url", "https://example.org"];
+    let refused = Command::new(env!("CARGO_BIN_EXE_maxtext")).args(unreachable).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{}", String::from_utf8_lossy(&refused.stderr));
+}

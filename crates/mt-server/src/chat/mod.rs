@@ -1,0 +1,13 @@
+//! Conversations: from messages to a prompt, and from the answer's text to reasoning, content and tool calls.
+
+mod format;
+mod harmony;
+mod input;
+pub mod openai;
+mod parser;
+mod run;
+mod tools;
+
+pub use input::{ChatInput, Rendered, ToolChoice, content_of, tool_choice};
+pub use parser::{ChatParser, Delta};
+pub use run::{ChatPiece, ChatRun};

@@ -1,0 +1,26 @@
+//! The server's interface to an engine.
+
+use std::task::{Context, Poll};
+
+use mt_engine::serve::{AnswerEvent, EngineMetrics, GenerationRequest, SubmitError};
+
+/// A running engine.
+pub trait Generator: Send + Sync {
+    /// Begins to answer a request.
+    ///
+    /// # Errors
+    /// The request is wrong, the queue is full, or the engine is shutting down.
+    fn submit(&self, request: GenerationRequest) -> Result<Box<dyn AnswerStream>, SubmitError>;
+
+    /// The engine's counts at this moment.
+    fn metrics(&self) -> EngineMetrics;
+
+    /// Accepts no new requests, and returns when the accepted ones are done.
+    fn drain(&self);
+}
+
+/// The events of a request. Dropping the stream cancels the request.
+pub trait AnswerStream: Send {
+    /// The next event; `None` after the last one.
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<AnswerEvent>>;
+}

@@ -1,0 +1,435 @@
+//! OpenAI's `POST /v1/responses`, without storage.
+
+use std::sync::Arc;
+
+use axum::{
+    body::Body,
+    extract::{Extension, State},
+    http::Response,
+};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    app::{App, Call, now, ok},
+    chat::{ChatInput, ChatPiece, ChatRun, Delta, content_of, tool_choice},
+    error::{ApiError, Result},
+    fields::Fields,
+    generation::{Finish, Usage},
+    parameters::{Parameters, response_format},
+    sse::{self, Events, Gone},
+};
+
+/// Answers a request.
+pub async fn handle(
+    State(app): State<Arc<App>>,
+    Extension(call): Extension<Call>,
+    body: Body,
+) -> Result<Response<Body>> {
+    let fields = app.fields(body).await?;
+    let Asked { input, parameters, stream, echoed } = read(&app, &fields)?;
+    drop(fields);
+    let run = ChatRun::start(&app, &call, input, parameters).await?;
+    let answer =
+        Answer { id: app.new_id("resp"), created: now(), app, run, echoed, items: Vec::new(), number: 0 };
+    if stream {
+        return Ok(sse::stream(|events| async move {
+            // The client has gone.
+            let _ = answer.send(&events).await;
+        }));
+    }
+    answer.collect().await
+}
+
+struct Asked {
+    input: ChatInput,
+    parameters: Parameters,
+    stream: bool,
+    /// The fields that the response repeats.
+    echoed: Map<String, Value>,
+}
+
+fn read(app: &App, fields: &Fields) -> Result<Asked> {
+    app.check_model(fields)?;
+    for (name, reason) in [
+        ("previous_response_id", "the server stores no responses; send the whole conversation as `input`"),
+        ("conversation", "the server stores no conversations; send the whole conversation as `input`"),
+        ("prompt", "the server stores no prompts; send `instructions` and `input`"),
+    ] {
+        if fields.value(name).is_some() {
+            let error = ApiError::field(name, format!("`{name}` is not available: {reason}"));
+            return Err(error.with_code("unsupported_parameter"));
+        }
+    }
+    if fields.flag("background")? == Some(true) {
+        let message = "`background` is not available: the server stores no responses";
+        return Err(ApiError::field("background", message).with_code("unsupported_parameter"));
+    }
+    fields.ignore(&["store", "include", "truncation", "max_tool_calls", "text", "stream_options"]);
+    let mut input = ChatInput { messages: messages(fields)?, ..ChatInput::default() };
+    for tool in fields.list("tools")?.into_iter().flatten() {
+        input.tools.push(tool_of(tool)?);
+    }
+    input.tool_choice = tool_choice(fields.value("tool_choice"), &input.tools)?;
+    input.parallel_calls = fields.flag("parallel_tool_calls")?.unwrap_or(true);
+    if let Some(effort) = fields.object("reasoning")?.and_then(|reasoning| reasoning.get("effort")?.as_str())
+    {
+        input.set_reasoning_effort("reasoning.effort", effort)?;
+    }
+    let mut parameters = Parameters::read(fields, &app.served, 1)?;
+    parameters = parameters.with_max_tokens("max_output_tokens", fields.count("max_output_tokens", 1)?)?;
+    if let Some(format) = fields.object("text")?.and_then(|text| text.get("format")?.as_object()) {
+        parameters.grammar = response_format(format)?.map(|grammar| (grammar, "text.format"));
+    }
+    if fields.count("top_logprobs", 0)?.is_some_and(|top| top > 0) {
+        let message = "`top_logprobs` is available in `/v1/chat/completions`";
+        return Err(ApiError::field("top_logprobs", message).with_code("unsupported_parameter"));
+    }
+    let stream = fields.flag("stream")?.unwrap_or(false);
+    let mut echoed = Map::new();
+    let defaults = [
+        ("instructions", Value::Null),
+        ("max_output_tokens", Value::Null),
+        ("metadata", json!({})),
+        ("parallel_tool_calls", json!(true)),
+        ("temperature", json!(1.0)),
+        ("tool_choice", json!("auto")),
+        ("tools", json!([])),
+        ("top_p", json!(1.0)),
+        ("reasoning", json!({ "effort": null, "summary": null })),
+        ("text", json!({ "format": { "type": "text" } })),
+    ];
+    for (name, default) in defaults {
+        echoed.insert(name.to_owned(), fields.value(name).cloned().unwrap_or(default));
+    }
+    fields.finish()?;
+    Ok(Asked { input, parameters, stream, echoed })
+}
+
+/// A tool as chat templates read it.
+fn tool_of(tool: &Value) -> Result<Value> {
+    let name = tool["name"].as_str().filter(|_| tool["type"] == "function");
+    let Some(name) = name else {
+        return Err(ApiError::field(
+            "tools",
+            "`tools` has a tool that is no function; the server runs no tools of its own",
+        ));
+    };
+    let function = json!({
+        "name": name,
+        "description": tool["description"],
+        "parameters": match &tool["parameters"] {
+            Value::Object(schema) => json!(schema),
+            _ => json!({ "type": "object", "properties": {} }),
+        },
+    });
+    Ok(json!({ "type": "function", "function": function }))
+}
+
+/// The conversation of `instructions` and `input`, as chat templates read it.
+fn messages(fields: &Fields) -> Result<Vec<Value>> {
+    let mut found = Vec::new();
+    if let Some(instructions) = fields.text("instructions")? {
+        found.push(json!({ "role": "system", "content": instructions }));
+    }
+    match fields.value("input") {
+        None => {
+            return Err(ApiError::field("input", "the request has no `input`").with_code("missing_parameter"));
+        }
+        Some(Value::String(text)) => found.push(json!({ "role": "user", "content": text })),
+        Some(Value::Array(items)) => {
+            for (index, item) in items.iter().enumerate() {
+                add_item(&mut found, &format!("input[{index}]"), item)?;
+            }
+        }
+        Some(_) => return Err(ApiError::field("input", "`input` is neither a text nor a list of items")),
+    }
+    if found.iter().all(|message| message["role"] == "system") {
+        return Err(ApiError::field("input", "`input` has no message"));
+    }
+    Ok(found)
+}
+
+fn add_item(found: &mut Vec<Value>, field: &str, item: &Value) -> Result<()> {
+    let wrong = |message: String| Err(ApiError::field(field, message));
+    match item["type"].as_str().unwrap_or("message") {
+        "message" => {
+            let role = match item["role"].as_str() {
+                Some("developer" | "system") => "system",
+                Some(role @ ("user" | "assistant")) => role,
+                _ => return wrong(format!("the role of `{field}` is unknown")),
+            };
+            let Some(content) = content_of(field, &item["content"])? else {
+                return wrong(format!("`{field}` has no `content`"));
+            };
+            found.push(json!({ "role": role, "content": content }));
+        }
+        "function_call" => {
+            let (Some(name), Some(arguments)) = (item["name"].as_str(), item["arguments"].as_str()) else {
+                return wrong(format!("`{field}` has no `name` or no `arguments`"));
+            };
+            let arguments: Value = serde_json::from_str(arguments).map_err(|error| {
+                ApiError::field(field, format!("the arguments of `{field}` are not JSON: {error}"))
+            })?;
+            let call = json!({
+                "id": item["call_id"], "type": "function",
+                "function": { "name": name, "arguments": arguments },
+            });
+            // Calls of one answer belong to one message.
+            match found.last_mut().filter(|last| last["role"] == "assistant") {
+                Some(last) => match last["tool_calls"].as_array_mut() {
+                    Some(calls) => calls.push(call),
+                    None => last["tool_calls"] = json!([call]),
+                },
+                None => found.push(json!({ "role": "assistant", "content": "", "tool_calls": [call] })),
+            }
+        }
+        "function_call_output" => {
+            let Some(output) = content_of(field, &item["output"])? else {
+                return wrong(format!("`{field}` has no `output`"));
+            };
+            found.push(json!({ "role": "tool", "content": output, "tool_call_id": item["call_id"] }));
+        }
+        // Models do not read their earlier reasoning.
+        "reasoning" => {}
+        kind => return wrong(format!("`{field}` has the type {kind:?}, but the model reads text alone")),
+    }
+    Ok(())
+}
+
+/// An answer in progress.
+struct Answer {
+    app: Arc<App>,
+    run: ChatRun,
+    id: String,
+    created: u64,
+    echoed: Map<String, Value>,
+    items: Vec<Value>,
+    /// The number of the next event.
+    number: u64,
+}
+
+impl Answer {
+    async fn collect(mut self) -> Result<Response<Body>> {
+        let mut finish = Finish::Stop;
+        while let Some(piece) = self.run.next().await? {
+            match piece {
+                ChatPiece::Prompt { .. } => {}
+                ChatPiece::Delta { deltas, .. } => {
+                    for delta in deltas {
+                        match delta {
+                            Delta::Call(call) => {
+                                let item = self.call_item(&call.name, &call.arguments);
+                                self.items.push(item);
+                            }
+                            delta => {
+                                self.text_item(&delta);
+                            }
+                        }
+                    }
+                }
+                ChatPiece::End { finish: end, .. } => finish = end,
+            }
+        }
+        Ok(ok(&self.response(Some(finish))))
+    }
+
+    /// Adds text to the last item, or begins an item. Returns whether an item began.
+    fn text_item(&mut self, delta: &Delta) -> bool {
+        let (kind, part, new) = match delta {
+            Delta::Reasoning(new) => ("reasoning", "reasoning_text", new),
+            Delta::Content(new) => ("message", "output_text", new),
+            Delta::Call(_) => return false,
+        };
+        if let Some(item) = self.items.last_mut().filter(|item| item["type"] == kind) {
+            let text = item["content"][0]["text"].as_str().unwrap_or_default().to_owned() + new;
+            item["content"][0]["text"] = json!(text);
+            return false;
+        }
+        let item = match kind {
+            "reasoning" => json!({
+                "id": self.app.new_id("rs"), "type": kind, "summary": [], "status": "completed",
+                "content": [{ "type": part, "text": new }],
+            }),
+            _ => json!({
+                "id": self.app.new_id("msg"), "type": kind, "role": "assistant", "status": "completed",
+                "content": [{ "type": part, "text": new, "annotations": [], "logprobs": [] }],
+            }),
+        };
+        self.items.push(item);
+        true
+    }
+
+    fn call_item(&self, name: &str, arguments: &str) -> Value {
+        json!({
+            "id": self.app.new_id("fc"),
+            "type": "function_call",
+            "status": "completed",
+            "call_id": self.app.new_id("call"),
+            "name": name,
+            "arguments": arguments,
+        })
+    }
+
+    /// The response object, which is complete if the answer has ended.
+    fn response(&self, finish: Option<Finish>) -> Value {
+        let status = match finish {
+            None => "in_progress",
+            Some(Finish::Stop) => "completed",
+            Some(Finish::Length) => "incomplete",
+        };
+        let details = match finish {
+            Some(Finish::Length) => json!({ "reason": "max_output_tokens" }),
+            _ => Value::Null,
+        };
+        let mut body = json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": false,
+            "error": null,
+            "incomplete_details": details,
+            "model": self.app.served.name,
+            "output": self.items,
+            "previous_response_id": null,
+            "store": false,
+            "truncation": "disabled",
+            "usage": if finish.is_some() { usage(self.run.usage()) } else { Value::Null },
+        });
+        for (name, value) in &self.echoed {
+            body[name] = value.clone();
+        }
+        body
+    }
+
+    async fn event(&mut self, events: &Events, kind: &str, mut data: Value) -> Result<(), Gone> {
+        data["type"] = json!(kind);
+        data["sequence_number"] = json!(self.number);
+        self.number += 1;
+        events.named(kind, &data).await
+    }
+
+    async fn send(mut self, events: &Events) -> Result<(), Gone> {
+        for kind in ["response.created", "response.in_progress"] {
+            let response = self.response(None);
+            self.event(events, kind, json!({ "response": response })).await?;
+        }
+        let mut finish = Finish::Stop;
+        let mut is_open = false;
+        loop {
+            let piece = match self.run.next().await {
+                Ok(Some(piece)) => piece,
+                Ok(None) => break,
+                Err(error) => {
+                    let mut response = self.response(None);
+                    response["status"] = json!("failed");
+                    response["error"] =
+                        json!({ "code": error.code.unwrap_or(error.kind), "message": error.message });
+                    return self.event(events, "response.failed", json!({ "response": response })).await;
+                }
+            };
+            match piece {
+                ChatPiece::Prompt { .. } => {}
+                ChatPiece::Delta { deltas, .. } => {
+                    for delta in deltas {
+                        self.send_delta(events, delta, &mut is_open).await?;
+                    }
+                }
+                ChatPiece::End { finish: end, .. } => finish = end,
+            }
+        }
+        self.close(events, &mut is_open).await?;
+        let kind = if finish == Finish::Length { "response.incomplete" } else { "response.completed" };
+        let response = self.response(Some(finish));
+        self.event(events, kind, json!({ "response": response })).await
+    }
+
+    async fn send_delta(&mut self, events: &Events, delta: Delta, is_open: &mut bool) -> Result<(), Gone> {
+        if let Delta::Call(call) = &delta {
+            self.close(events, is_open).await?;
+            let item = self.call_item(&call.name, &call.arguments);
+            return self.send_call(events, item).await;
+        }
+        let (kind, new) = match &delta {
+            Delta::Reasoning(new) => ("response.reasoning_text.delta", new.clone()),
+            Delta::Content(new) => ("response.output_text.delta", new.clone()),
+            Delta::Call(_) => return Ok(()),
+        };
+        let item_kind = if kind == "response.output_text.delta" { "message" } else { "reasoning" };
+        if self.items.last().is_none_or(|item| item["type"] != item_kind) {
+            self.close(events, is_open).await?;
+        }
+        if self.text_item(&delta) {
+            *is_open = true;
+            let index = self.items.len() - 1;
+            let mut item = self.items[index].clone();
+            item["status"] = json!("in_progress");
+            let mut part = item["content"][0].clone();
+            part["text"] = json!("");
+            item["content"] = json!([]);
+            let id = item["id"].clone();
+            self.event(events, "response.output_item.added", json!({ "output_index": index, "item": item }))
+                .await?;
+            let added = json!({ "item_id": id, "output_index": index, "content_index": 0, "part": part });
+            self.event(events, "response.content_part.added", added).await?;
+        }
+        let index = self.items.len() - 1;
+        let id = self.items[index]["id"].clone();
+        let mut data = json!({ "item_id": id, "output_index": index, "content_index": 0, "delta": new });
+        if item_kind == "message" {
+            data["logprobs"] = json!([]);
+        }
+        self.event(events, kind, data).await
+    }
+
+    async fn send_call(&mut self, events: &Events, item: Value) -> Result<(), Gone> {
+        self.items.push(item.clone());
+        let index = self.items.len() - 1;
+        let (id, arguments) = (item["id"].clone(), item["arguments"].clone());
+        let mut begun = item.clone();
+        begun["status"] = json!("in_progress");
+        begun["arguments"] = json!("");
+        self.event(events, "response.output_item.added", json!({ "output_index": index, "item": begun }))
+            .await?;
+        let delta = json!({ "item_id": id, "output_index": index, "delta": arguments });
+        self.event(events, "response.function_call_arguments.delta", delta).await?;
+        let done =
+            json!({ "item_id": id, "output_index": index, "name": item["name"], "arguments": arguments });
+        self.event(events, "response.function_call_arguments.done", done).await?;
+        self.event(events, "response.output_item.done", json!({ "output_index": index, "item": item })).await
+    }
+
+    /// Ends the item that is being written.
+    async fn close(&mut self, events: &Events, is_open: &mut bool) -> Result<(), Gone> {
+        if !std::mem::take(is_open) {
+            return Ok(());
+        }
+        let index = self.items.len() - 1;
+        let item = self.items[index].clone();
+        let part = item["content"][0].clone();
+        let kind = if item["type"] == "message" {
+            "response.output_text.done"
+        } else {
+            "response.reasoning_text.done"
+        };
+        let mut done =
+            json!({ "item_id": item["id"], "output_index": index, "content_index": 0, "text": part["text"] });
+        if item["type"] == "message" {
+            done["logprobs"] = json!([]);
+        }
+        self.event(events, kind, done).await?;
+        let ended = json!({ "item_id": item["id"], "output_index": index, "content_index": 0, "part": part });
+        self.event(events, "response.content_part.done", ended).await?;
+        self.event(events, "response.output_item.done", json!({ "output_index": index, "item": item })).await
+    }
+}
+
+fn usage(usage: Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt,
+        "input_tokens_details": { "cached_tokens": usage.cached },
+        "output_tokens": usage.answer,
+        "output_tokens_details": { "reasoning_tokens": 0 },
+        "total_tokens": usage.prompt + usage.answer,
+    })
+}

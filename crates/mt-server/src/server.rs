@@ -1,0 +1,188 @@
+//! A server from its start to its end.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::serve::ListenerExt;
+use mt_data::{ChatTemplate, Tokenizer};
+use tokio::{
+    runtime,
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+};
+
+use crate::{
+    access::ApiKeys,
+    app::{App, Phase, router},
+    generator::Generator,
+    limits::ServerLimits,
+};
+
+/// The time in which connections may close after the last answer.
+const CLOSING: Duration = Duration::from_secs(2);
+
+/// A model with its tokenizer, as clients know it.
+pub struct ServedModel {
+    /// The name in requests and answers.
+    pub name: String,
+    /// The path of the weights, which is another name of the model.
+    pub root: String,
+    pub tokenizer: Arc<Tokenizer>,
+    /// Begins conversations that have no system message of their own.
+    pub system: Option<String>,
+    /// Turns messages into prompts; without it, the model only continues texts.
+    pub template: Option<ChatTemplate>,
+    /// The directory of the tokenizer's files.
+    pub tokenizer_directory: Option<PathBuf>,
+    /// Whether texts begin with BOS.
+    pub add_bos: bool,
+    /// The tokens that end an answer.
+    pub end_tokens: Vec<u32>,
+    pub vocab_size: usize,
+    /// The maximum length of a prompt with its answer, in tokens.
+    pub max_length: usize,
+    /// The maximum length of a prompt, in tokens.
+    pub max_prompt: usize,
+}
+
+/// An event for the server's log.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ServerEvent {
+    /// The server accepts connections.
+    Listening { address: SocketAddr },
+    /// The head of a response is ready.
+    Responded { id: String, method: String, path: String, status: u16, seconds: f64 },
+    /// A request to the engine has ended.
+    Answered {
+        id: String,
+        num_prompt_tokens: usize,
+        num_answer_tokens: usize,
+        seconds: f64,
+        outcome: &'static str,
+    },
+    /// The text of a prompt, if the log has prompts.
+    Prompt { id: String, prompt: String },
+    /// A signal has arrived: accepted requests finish.
+    Draining { num_active: usize },
+    /// The requests that did not finish in time.
+    Ended { num_failed: usize },
+}
+
+/// The server cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    #[error("cannot start the server")]
+    Start(#[source] io::Error),
+    #[error("the server fails")]
+    Run(#[source] io::Error),
+}
+
+/// A server of one model.
+pub struct Server {
+    pub served: ServedModel,
+    pub generator: Arc<dyn Generator>,
+    pub limits: ServerLimits,
+    pub keys: ApiKeys,
+    /// Whether events have the text of prompts.
+    pub log_prompts: bool,
+    pub reporter: Arc<dyn Fn(ServerEvent) + Send + Sync>,
+}
+
+impl Server {
+    /// Serves until SIGTERM or SIGINT, and lets accepted requests finish.
+    ///
+    /// # Errors
+    /// The listener or the signals cannot be used.
+    pub fn run_until_signal(self, listener: TcpListener) -> Result<(), ServerError> {
+        self.run(listener, async {
+            let streams = signal(SignalKind::terminate()).and_then(|terminate| {
+                signal(SignalKind::interrupt()).map(|interrupt| (terminate, interrupt))
+            });
+            let (mut terminate, mut interrupt) = streams?;
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            Ok(())
+        })
+    }
+
+    /// Serves until `stop` is ready, and lets accepted requests finish.
+    ///
+    /// # Errors
+    /// The listener cannot be used, or `stop` fails.
+    pub fn run(
+        self,
+        listener: TcpListener,
+        stop: impl Future<Output = io::Result<()>>,
+    ) -> Result<(), ServerError> {
+        let threads = std::thread::available_parallelism().map_or(2, |number| number.get().clamp(2, 8));
+        let runtime = runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("server")
+            .enable_all()
+            .build()
+            .map_err(ServerError::Start)?;
+        let served = runtime.block_on(self.serve(listener, stop));
+        // Tasks of clients that do not close their connections end here.
+        runtime.shutdown_background();
+        served
+    }
+
+    async fn serve(
+        self,
+        listener: TcpListener,
+        stop: impl Future<Output = io::Result<()>>,
+    ) -> Result<(), ServerError> {
+        let Self { served, generator, limits, keys, log_prompts, reporter } = self;
+        let drain_time = limits.drain_time;
+        let app = Arc::new(App::new(served, generator, limits, keys, log_prompts, reporter));
+        listener.set_nonblocking(true).map_err(ServerError::Start)?;
+        let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Start)?;
+        let address = listener.local_addr().map_err(ServerError::Start)?;
+        // Tokens are small packets, which must not wait for each other.
+        let listener = listener.tap_io(|connection| {
+            // Without the option, answers are only slower.
+            let _ = connection.set_nodelay(true);
+        });
+        let (closed, close) = oneshot::channel::<()>();
+        let serving = axum::serve(listener, router(app.clone())).with_graceful_shutdown(async {
+            // A dropped sender closes, too.
+            let _ = close.await;
+        });
+        let serving = tokio::spawn(async move { serving.await });
+        app.report(ServerEvent::Listening { address });
+        stop.await.map_err(ServerError::Run)?;
+        drain(&app, drain_time).await;
+        drop(closed);
+        match tokio::time::timeout(CLOSING, serving).await {
+            Ok(Ok(result)) => result.map_err(ServerError::Run),
+            // The listener's task was stopped, or clients keep their connections open.
+            Ok(Err(_)) | Err(_) => Ok(()),
+        }
+    }
+}
+
+/// Lets accepted requests finish within a time; then they fail.
+async fn drain(app: &Arc<App>, time: Duration) {
+    app.report(ServerEvent::Draining { num_active: app.num_active() });
+    app.phase.send_replace(Phase::Draining);
+    let generator = app.generator.clone();
+    let drained = tokio::task::spawn_blocking(move || generator.drain());
+    let all_ended = async {
+        while app.num_active() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // The engine has nothing to do any more.
+        let _ = drained.await;
+    };
+    let _ = tokio::time::timeout(time, all_ended).await;
+    let num_failed = app.num_active();
+    app.phase.send_replace(Phase::Ended);
+    app.report(ServerEvent::Ended { num_failed });
+}
