@@ -2,7 +2,9 @@
 
 use std::task::{Context, Poll};
 
-use mt_engine::serve::{AnswerEvent, EngineMetrics, GenerationRequest, SubmitError};
+use mt_engine::serve::{
+    AnswerEvent, Answers, EngineHandle, EngineMetrics, GenerationRequest, SubmitError,
+};
 
 /// A running engine.
 pub trait Generator: Send + Sync {
@@ -23,4 +25,24 @@ pub trait Generator: Send + Sync {
 pub trait AnswerStream: Send {
     /// The next event; `None` after the last one.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<AnswerEvent>>;
+}
+
+impl Generator for EngineHandle {
+    fn submit(&self, request: GenerationRequest) -> Result<Box<dyn AnswerStream>, SubmitError> {
+        Ok(Box::new(Self::submit(self, request)?))
+    }
+
+    fn metrics(&self) -> EngineMetrics {
+        Self::metrics(self)
+    }
+
+    fn drain(&self) {
+        Self::drain(self);
+    }
+}
+
+impl AnswerStream for Answers {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<AnswerEvent>> {
+        self.poll_recv(context)
+    }
 }

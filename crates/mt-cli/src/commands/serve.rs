@@ -3,9 +3,12 @@
 use std::{env, fs, net::TcpListener, path::Path, sync::Arc, time::Duration};
 
 use mt_config::{Config, DecodeConfig, Origin};
-use mt_engine::{EngineError, EngineOptions, PromptBounds, load_model};
+use mt_engine::{
+    EngineError, EngineOptions, LoadedModel, PromptBounds, load_model,
+    serve::{EngineHandle, PROGRAMS, ServeOptions},
+};
 use mt_runtime::CompileSettings;
-use mt_server::{ApiKeys, ServedModel, Server, ServerEvent, ServerLimits, SingleGenerator};
+use mt_server::{ApiKeys, Generator, ServedModel, Server, ServerEvent, ServerLimits, SingleGenerator};
 
 use crate::{
     arguments::{Serve, Settings},
@@ -82,10 +85,10 @@ pub fn run(mut command: Serve) -> Result<(), Failure> {
     let name = served.name.clone();
     let step = loaded.step.map_or_else(String::new, |step| format!(" of step {step}"));
     say!("serving the checkpoint{step}: {}", loaded.checkpoint.display());
-    let generator = SingleGenerator::start(loaded, engine_options(&decode, &served, bounds))?;
+    let generator = generator(loaded, &decode, &served, bounds)?;
     let server = Server {
         served,
-        generator: Arc::new(generator),
+        generator,
         limits: ServerLimits {
             max_requests: command.max_requests,
             answer_time: Duration::from_secs(command.answer_seconds as u64),
@@ -98,6 +101,26 @@ pub fn run(mut command: Serve) -> Result<(), Failure> {
     };
     server.run_until_signal(listener)?;
     Ok(())
+}
+
+/// The engine: requests join and leave between steps on one device, and follow one another on several.
+fn generator(
+    loaded: LoadedModel,
+    decode: &DecodeConfig,
+    served: &ServedModel,
+    bounds: PromptBounds,
+) -> Result<Arc<dyn Generator>, EngineError> {
+    let devices = loaded.placement.mesh().num_devices();
+    if devices > 1 {
+        say!("note: over {devices} devices, requests are answered one after another");
+        return Ok(Arc::new(SingleGenerator::start(loaded, engine_options(decode, served, bounds))?));
+    }
+    let options = ServeOptions {
+        max_sequences: MAX_BATCH,
+        compile: CompileSettings::of(&decode.debug, &PROGRAMS),
+        ..ServeOptions::new(bounds, served.tokenizer.vocab_size())
+    };
+    Ok(Arc::new(EngineHandle::start(loaded.into(), options)?))
 }
 
 fn engine_options(decode: &DecodeConfig, served: &ServedModel, prompts: PromptBounds) -> EngineOptions {
