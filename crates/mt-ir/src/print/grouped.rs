@@ -29,7 +29,8 @@ impl Printer<'_> {
         results: &[&TensorType],
         scope: &str,
     ) -> Option<Vec<Name>> {
-        let is_transposed = kernel.attributes.iter().any(|attribute| *attribute == (attributes::TRANSPOSED, 1));
+        let is_transposed =
+            kernel.attributes.iter().any(|attribute| *attribute == (attributes::TRANSPOSED, 1));
         // The dimensions of rows and matrices: batch, contracted, divided into groups, and of groups.
         let dimensions: [&[usize]; 6] = match *kernel.call {
             kernels::GROUPED_DOT if is_transposed => [&[], &[], &[1], &[2], &[0], &[0]],
@@ -93,7 +94,12 @@ impl Printer<'_> {
         self.indent = indent;
         let text = std::mem::replace(&mut self.text, outside);
         let operands = types.iter().map(|ty| (*ty).clone()).collect();
-        self.decompositions.push(Decomposition { kernel: kernel.clone(), operands, name: name.clone(), text });
+        self.decompositions.push(Decomposition {
+            kernel: kernel.clone(),
+            operands,
+            name: name.clone(),
+            text,
+        });
         name
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::{
     placement::{Sent, differences, exchanges, wrong_numbers},
-    training::{LATENT_MIXTURE, LENGTH, NUM_DEVICES, NUM_ROWS, on_one_device, train, train_in_f64},
+    training::{LATENT_MIXTURE, LENGTH, NUM_DEVICES, NUM_ROWS, Trained, on_one_device, train, train_in_f64},
 };
 
 const EXPERT: &[&str] = &["ici_expert_parallelism=8", "ici_fsdp_parallelism=1"];
@@ -120,15 +120,24 @@ fn check_exactly(model: &[&str]) {
 
 /// As [`check_exactly`], with this tolerance of gradients.
 fn check_in_f64(model: &[&str], of_gradients: f64) {
-    let expected = train_in_f64(model, &[], 1);
+    let mut expected = train_in_f64(model, &[], 1);
+    without_cancelled(&mut expected);
     let mut report = String::new();
     for mesh in MESHES {
-        let problems = differences(&train_in_f64(model, mesh, NUM_DEVICES), &expected, [1e-9, of_gradients]);
+        let mut trained = train_in_f64(model, mesh, NUM_DEVICES);
+        without_cancelled(&mut trained);
+        let problems = differences(&trained, &expected, [1e-9, of_gradients]);
         if !problems.is_empty() {
             let _ = writeln!(report, "{mesh:?}:\n{problems}");
         }
     }
     assert!(report.is_empty(), "\n{report}");
+}
+
+/// Removes gradients that are 0 but for rounding, which have no relative error.
+fn without_cancelled(trained: &mut Trained) {
+    let largest = |values: &[f64]| values.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
+    trained.gradients.retain(|_, gradient| largest(gradient) > 1e-15);
 }
 
 #[test]
@@ -186,7 +195,8 @@ fn further_tokens() {
     check(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, &["mtp_num_layers=2"]].concat());
 }
 
-/// The streams begin equal, so that the gradients of the weights that mix them cancel to 1e-8 of their summands.
+/// The streams begin equal, so that the gradients of the weights that mix them cancel to 1e-8 of their summands, and
+/// those of the first layer of mHC-lite, whose mixing keeps equal streams, are 0.
 #[test]
 fn residual_streams() {
     check_in_f64(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, STREAMS].concat(), 1e-5);
