@@ -23,7 +23,7 @@
 //! ```
 //!
 //! The values of an array are its description, `{name}/zarr.json`, and its chunks, such as `{name}/c/0/1`: its shards, or
-//! parts of them. Without a database they are files with these names. Each chunk also holds the CRC-32C of its inner
+//! fragments of them. Without a database they are files with these names. Each chunk also holds the CRC-32C of its inner
 //! chunks, which every read checks.
 
 #![forbid(unsafe_code)]

@@ -13,7 +13,7 @@ use crate::{
 /// The number of the process that writes. Runs of several processes are not built yet.
 pub(crate) const PROCESS: usize = 0;
 
-/// What one thread or all threads wrote.
+/// The values that one thread or all threads wrote.
 #[derive(Default)]
 pub(crate) struct WrittenValues {
     /// The files by path relative to the item's directory.

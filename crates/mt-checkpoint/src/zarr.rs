@@ -89,7 +89,7 @@ const INNER_BYTES_LEAST: usize = 256 << 10;
 const ZSTD_LEVEL: i32 = 1;
 
 impl ArrayLayout {
-    /// The layout of written arrays. A chunk is a shard, or a part of it if shards are larger than data files may be or
+    /// The layout of written arrays. A chunk is a shard, or a fragment of it if shards are larger than data files may be or
     /// have no inner chunks. Every box of elements that is encoded has a checksum.
     pub fn for_shards(dtype: DType, dims: &[usize], shard_dims: &[usize], format: &StorageFormat) -> Self {
         let size = dtype.byte_size();

@@ -93,7 +93,7 @@ fn all_of_base_yml_is_taken() {
     std::fs::write(&path, lines.collect::<String>()).unwrap();
     let config = Config::resolve(&request(&[path.to_str().unwrap().to_owned()])).unwrap();
     assert!(config.notes().is_empty(), "{:?}", config.notes());
-    assert!(config.training_notes().is_empty(), "{:?}", config.training_notes());
+    assert_eq!(config.training_notes().len(), 1, "{:?}", config.training_notes());
     let train = TrainConfig::from_config(&config).unwrap();
     assert_eq!(train.data.dataset_type, DatasetType::Synthetic);
 }

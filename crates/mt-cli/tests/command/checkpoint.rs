@@ -183,7 +183,7 @@ fn an_import_that_was_interrupted_is_repeated() {
     assert!(!output.join(".maxtext.import").exists());
     assert!(!output.join("checkpoints/0.orbax-checkpoint-tmp").exists());
     check_output(&["checkpoint", "verify", text(&output)], &["is whole", "every byte checked"]);
-    // What is complete is not replaced.
+    // A complete import is not replaced.
     check_wrong(&import, &["is not empty"]);
 }
 

@@ -124,7 +124,7 @@ fn a_run_goes_on_in_another_format() {
     assert!(fs::read_dir(data).unwrap().count() > 5);
     sandbox.assert_same_run("whole", "changed");
     let verified = outcome(
-        &mut std::process::Command::new(env!("CARGO_BIN_EXE_maxtext"))
+        std::process::Command::new(env!("CARGO_BIN_EXE_maxtext"))
             .args(["checkpoint", "verify", "runs/changed"])
             .current_dir(sandbox.path("")),
     )

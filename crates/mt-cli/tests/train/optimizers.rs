@@ -1,6 +1,6 @@
 //! Every optimizer trains, and resumes from a checkpoint as if uninterrupted.
 
-use std::{collections::BTreeSet, fs};
+use std::collections::BTreeSet;
 
 use crate::support::Sandbox;
 

@@ -84,7 +84,7 @@ pub struct AdaptedParameters {
 
 enum SavedAdapters {
     Peft { path: PathBuf, weights: Box<Weights> },
-    Checkpoint(Checkpoint),
+    Checkpoint(Box<Checkpoint>),
 }
 
 impl AdaptedParameters {
@@ -255,7 +255,7 @@ impl SavedAdapters {
 
     fn of_checkpoint(model: &dyn Model, checkpoint: Checkpoint) -> Result<Self, StateError> {
         check_adapters(model, &checkpoint)?;
-        Ok(Self::Checkpoint(checkpoint))
+        Ok(Self::Checkpoint(Box::new(checkpoint)))
     }
 
     /// The PEFT directory, or the step of the checkpoint.
