@@ -5,7 +5,7 @@ use std::{env, fs, net::TcpListener, path::Path, sync::Arc, time::Duration};
 use mt_config::{Config, DecodeConfig, Origin};
 use mt_engine::{
     EngineError, EngineOptions, LoadedModel, PromptBounds, load_model,
-    serve::{EngineHandle, PROGRAMS, ServeOptions},
+    serve::{EngineHandle, SERVE_PROGRAMS, ServeOptions},
 };
 use mt_runtime::CompileSettings;
 use mt_server::{ApiKeys, Generator, ServedModel, Server, ServerEvent, ServerLimits, SingleGenerator};
@@ -117,7 +117,7 @@ fn generator(
     }
     let options = ServeOptions {
         max_sequences: MAX_BATCH,
-        compile: CompileSettings::of(&decode.debug, &PROGRAMS),
+        compile: CompileSettings::of(&decode.debug, &SERVE_PROGRAMS),
         ..ServeOptions::new(bounds, served.tokenizer.vocab_size())
     };
     Ok(Arc::new(EngineHandle::start(loaded.into(), options)?))

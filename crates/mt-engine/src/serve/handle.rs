@@ -143,7 +143,11 @@ impl EngineHandle {
         let (shared, options) = (Arc::new(Shared::default()), Arc::new(options));
         shared.inbox().next_seed = options.seed;
         let worker = Worker::new(steps, scheduler, shared.clone(), options.clone(), step_sizes);
-        let thread = std::thread::spawn(move || worker.run());
+        let ended = Ended(shared.clone());
+        let thread = std::thread::spawn(move || {
+            let _ended = ended;
+            worker.run();
+        });
         let thread = Thread { shared: shared.clone(), thread: Mutex::new(Some(thread)) };
         Self { shared, options, _thread: Arc::new(thread) }
     }
@@ -222,6 +226,20 @@ impl Shared {
     /// Takes note that the engine cannot go on.
     pub fn break_down(&self, failure: String) {
         self.inbox().failure = Some(failure);
+    }
+}
+
+/// Ends all requests when the thread ends, even by a panic, so that no client waits in vain.
+struct Ended(Arc<Shared>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let mut inbox = self.0.inbox();
+        inbox.accepted.clear();
+        inbox.num_open = 0;
+        inbox.failure.get_or_insert_with(|| "the engine's thread has ended".to_owned());
+        drop(inbox);
+        self.0.has_changed.notify_all();
     }
 }
 

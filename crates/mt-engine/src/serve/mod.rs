@@ -20,7 +20,7 @@ mod worker;
 pub use answers::Answers;
 pub use handle::{EngineHandle, ServedModel};
 pub use options::{CacheSize, ServeOptions};
-pub use program::NAMES as PROGRAMS;
+pub use program::SERVE_PROGRAMS;
 pub use request::{
     AnswerEvent, AnswerLimits, EngineMetrics, GenerationRequest, SubmitError, TokenChoice, TokenFilter,
     TokenLogProbability,

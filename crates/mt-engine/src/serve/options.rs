@@ -42,7 +42,7 @@ pub enum CacheSize {
     Bytes(u64),
 }
 
-/// The factor between sizes of programs.
+/// The factor between sizes of programs, except for rows whose tokens are chosen.
 const FACTOR: usize = 4;
 
 impl ServeOptions {
@@ -71,12 +71,12 @@ impl ServeOptions {
     /// The sizes of programs.
     pub(super) fn step_sizes(&self) -> StepSizes {
         let down_to = |least: usize, most: usize| -> Vec<usize> {
-            descending_to_one(most).into_iter().filter(|size| *size >= least).collect()
+            smaller_sizes(most, FACTOR).into_iter().filter(|size| *size >= least).collect()
         };
         let pages = self.prompts.max_target_length.div_ceil(self.page_size);
         StepSizes {
-            rows: descending_to_one(self.max_sequences),
-            read_rows: descending_to_one(self.max_sequences.min(16)),
+            rows: smaller_sizes(self.max_sequences, 2),
+            read_rows: smaller_sizes(self.max_sequences.min(16), FACTOR),
             lengths: down_to(self.prefill_chunk_size.min(16), self.prefill_chunk_size),
             pages: down_to(pages.div_ceil(FACTOR * FACTOR), pages),
         }
@@ -168,9 +168,9 @@ impl ServeOptions {
     }
 }
 
-/// The size, and ever smaller ones down to 1.
-fn descending_to_one(most: usize) -> Vec<usize> {
-    let smaller = |size: &usize| (*size > 1).then(|| size.div_ceil(FACTOR));
+/// Sizes from 1 to `most`, in ascending order, each `factor` times as large as the one before.
+fn smaller_sizes(most: usize, factor: usize) -> Vec<usize> {
+    let smaller = |size: &usize| (*size > 1).then(|| size.div_ceil(factor));
     let mut sizes: Vec<usize> = std::iter::successors(Some(most.max(1)), smaller).collect();
     sizes.reverse();
     sizes

@@ -23,8 +23,8 @@ const CHOOSE_TOKENS: &str = "choose_tokens";
 const COPY_STATE: &str = "copy_state";
 const EMPTY_STATE: &str = "empty_state";
 
-/// The names of all programs.
-pub const NAMES: [&str; 4] = [READ_PIECE, CHOOSE_TOKENS, COPY_STATE, EMPTY_STATE];
+/// The names of the programs of a running engine.
+pub const SERVE_PROGRAMS: [&str; 4] = [READ_PIECE, CHOOSE_TOKENS, COPY_STATE, EMPTY_STATE];
 
 const COLUMN: &str = "column";
 /// The slots of all pages of a pool.

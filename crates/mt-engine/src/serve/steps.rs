@@ -124,16 +124,19 @@ impl DeviceSteps {
 
     /// Compiles the programs of greedy choices for all sizes.
     pub fn warm_up(&mut self) -> Result<(), EngineError> {
-        let StepSizes { rows, read_rows, lengths, pages } = self.sizes.clone();
-        let largest = pages.last().copied().unwrap_or_default();
-        for rows in rows {
-            self.executable(StepKey::Choose { rows, pages: largest, choice: ChoiceKey::GREEDY })?;
+        if self.runtime.target().is_cpu() {
+            // The kernel reads only the pages that hold tokens, so that smaller tables save little.
+            self.sizes.pages.drain(..self.sizes.pages.len().saturating_sub(1));
         }
-        for rows in read_rows {
-            for length in &lengths {
-                for pages in [0, largest] {
-                    self.executable(StepKey::Read { rows, length: *length, pages, scores: None })?;
-                }
+        let StepSizes { rows, read_rows, lengths, pages } = self.sizes.clone();
+        for (rows, pages) in rows.iter().flat_map(|rows| pages.iter().map(move |pages| (*rows, *pages))) {
+            self.executable(StepKey::Choose { rows, pages, choice: ChoiceKey::GREEDY })?;
+        }
+        for (rows, length) in
+            read_rows.iter().flat_map(|rows| lengths.iter().map(move |length| (*rows, *length)))
+        {
+            for pages in pages.iter().copied().chain([0]) {
+                self.executable(StepKey::Read { rows, length, pages, scores: None })?;
             }
         }
         self.executable(StepKey::Copy).map(|_| ())
@@ -209,13 +212,10 @@ impl DeviceSteps {
         self.array(DType::I32, &[num_rows, width], &integers)
     }
 
-    /// The number of pages that programs of these rows attend to.
-    fn num_pages(&self, rows: &[StepRow<'_>]) -> usize {
-        let most = rows.iter().map(|row| row.before).max().unwrap_or(0);
-        match most.div_ceil(self.programs.sizes.page_size) {
-            0 => 0,
-            needed => rounded_up(&self.sizes.pages, needed),
-        }
+    /// The number of pages that programs of these rows attend to, if they attend to any.
+    fn num_pages(&self, rows: &[StepRow<'_>]) -> Option<usize> {
+        let most = rows.iter().map(|row| row.before).max().filter(|most| *most > 0)?;
+        Some(rounded_up(&self.sizes.pages, most.div_ceil(self.programs.sizes.page_size)))
     }
 
     fn choice_key(&self, choices: &[StepChoice<'_>]) -> ChoiceKey {
@@ -305,7 +305,7 @@ impl Steps for DeviceSteps {
         let longest = rows.iter().map(|row| row.tokens.len()).max().unwrap_or(0);
         let length = rounded_up(&self.sizes.lengths, longest);
         let num_rows = rounded_up(&self.sizes.read_rows, rows.len());
-        let pages = self.num_pages(rows);
+        let pages = self.num_pages(rows).unwrap_or(0);
         let columns = Columns::new(length, pages, self.programs.sizes.reaches.len());
         let mut inputs = vec![self.integers(rows, num_rows, columns)?];
         if scores.is_some() {
@@ -331,7 +331,8 @@ impl Steps for DeviceSteps {
         choices: &[StepChoice<'_>],
     ) -> Result<Vec<TokenLogProbability>, EngineError> {
         let num_rows = rounded_up(&self.sizes.rows, rows.len());
-        let pages = self.num_pages(rows);
+        // Prompts of one token are rare, so they have no programs of their own.
+        let pages = self.num_pages(rows).unwrap_or_else(|| rounded_up(&self.sizes.pages, 1));
         let columns = Columns::new(1, pages, self.programs.sizes.reaches.len());
         let key = self.choice_key(choices);
         let mut inputs = vec![self.integers(rows, num_rows, columns)?];

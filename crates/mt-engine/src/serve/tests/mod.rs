@@ -4,3 +4,4 @@ mod choices;
 mod free;
 mod models;
 mod pages;
+mod scheduler;

@@ -1,0 +1,182 @@
+//! Measures an engine that serves requests beside the one that runs groups of prompts, on a model of random weights:
+//! `cargo run --release -p mt-engine --example serve -- [dtype] [requests] [prompt] [answer] [directory for HLO text]`.
+
+use std::{
+    ops::ControlFlow,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use mt_config::{Config, ModelGroup, Request as ConfigRequest};
+use mt_engine::{
+    Engine, EngineOptions, Limits, PromptBounds, Request, SamplingOptions,
+    serve::{
+        AnswerEvent, AnswerLimits, CacheSize, EngineHandle, GenerationRequest, ServeOptions, ServedModel,
+    },
+};
+use mt_models::{Model, build};
+use mt_nn::initialize;
+use mt_runtime::{Array, CompileSettings, testing};
+use mt_shape::Placement;
+use mt_trace::{ProgramOptions, program};
+
+/// About 66 million weights.
+const MODEL: [&str; 9] = [
+    "base_emb_dim=512",
+    "base_mlp_dim=2048",
+    "base_num_decoder_layers=12",
+    "base_num_query_heads=8",
+    "base_num_kv_heads=4",
+    "head_dim=64",
+    "vocab_size=16384",
+    "max_target_length=1024",
+    "logits_via_embedding=true",
+];
+
+/// The sizes of a measurement.
+struct Sizes {
+    requests: usize,
+    prompt: usize,
+    answer: usize,
+}
+
+/// The length of texts.
+const LONGEST: usize = 1024;
+const ROUNDS: usize = 3;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |index: usize, default: usize| {
+        arguments.get(index).map_or(default, |text| text.parse().expect("arguments are numbers"))
+    };
+    let dtype = arguments.first().map_or("float32", String::as_str);
+    let sizes = Sizes { requests: number(1, 8), prompt: number(2, 128), answer: number(3, 128) };
+    let keys = MODEL.iter().map(|key| (*key).to_owned());
+    let types = ["dtype", "weight_dtype"].map(|key| format!("{key}={dtype}"));
+    let request = ConfigRequest { arguments: keys.chain(types).collect(), ..ConfigRequest::default() };
+    let config = Config::resolve(&request).expect("the keys are right");
+    let group = ModelGroup::from_config(&config).expect("the model is complete");
+    let model: Arc<dyn Model> = build(&group).expect("the model is valid").into();
+    let placement = Arc::new(Placement::single());
+    let parameters = Arc::new(random_parameters(&*model));
+    let texts: Vec<Vec<u32>> = (0..sizes.requests)
+        .map(|row| {
+            (0..sizes.prompt).map(|index| ((index * 31 + row * 977) % group.vocab_size) as u32).collect()
+        })
+        .collect();
+    let served = || ServedModel {
+        runtime: testing::cpu(1).clone(),
+        placement: placement.clone(),
+        model: model.clone(),
+        parameters: parameters.clone(),
+    };
+    let prompts = PromptBounds {
+        vocab_size: group.vocab_size,
+        max_target_length: LONGEST,
+        max_prefill_length: LONGEST,
+        source: None,
+    };
+    let expected = measure_groups(served(), prompts, &sizes, &texts);
+    let compile = CompileSettings { dump_to: arguments.get(4).map(Into::into), ..CompileSettings::default() };
+    measure_serving(served(), prompts, &sizes, &texts, &expected, compile);
+}
+
+fn random_parameters(model: &dyn Model) -> Vec<Array> {
+    let runtime = testing::cpu(1);
+    let options = ProgramOptions::new("initialize", runtime.target());
+    let program = program(&options, |inputs| {
+        let region = inputs.region();
+        let parameters = initialize(region, region.key(7), &model.parameters());
+        parameters.into_iter().map(|parameter| inputs.replicated("parameter", parameter)).collect()
+    });
+    let program = program.expect("parameters can be drawn");
+    let executable = runtime.compile(&program, &CompileSettings::default()).expect("the program compiles");
+    executable.run(Vec::new()).expect("the program runs")
+}
+
+/// The answers of the engine that runs groups of prompts.
+fn measure_groups(
+    served: ServedModel,
+    prompts: PromptBounds,
+    sizes: &Sizes,
+    texts: &[Vec<u32>],
+) -> Vec<Vec<u32>> {
+    let types = served.parameters.iter().map(Array::dtype).collect();
+    let options = EngineOptions {
+        prompts,
+        num_choices: prompts.vocab_size,
+        max_batch: 64,
+        compile: CompileSettings::default(),
+    };
+    let engine = Engine::new(served.runtime, served.placement, served.model, types, options);
+    let session = engine.with(&served.parameters).expect("the parameters are the model's");
+    let requests: Vec<Request> =
+        texts.iter().map(|text| Request { prompt: text.clone(), sample: 0 }).collect();
+    let limits = Limits { max_new_tokens: Some(sizes.answer), stop: Vec::new() };
+    let mut answers = Vec::new();
+    for round in 0..ROUNDS {
+        let go_on = |_| ControlFlow::Continue(());
+        let made = session.generate(&requests, &SamplingOptions::GREEDY, &limits, go_on);
+        let made = made.expect("the engine generates");
+        let timing = made.timing;
+        report("groups", round, sizes, timing.num_tokens, [timing.first_token, timing.total]);
+        answers = made.rows.into_iter().map(|row| row.tokens).collect();
+    }
+    answers
+}
+
+fn measure_serving(
+    served: ServedModel,
+    prompts: PromptBounds,
+    sizes: &Sizes,
+    texts: &[Vec<u32>],
+    expected: &[Vec<u32>],
+    compile: CompileSettings,
+) {
+    let options = ServeOptions {
+        cache: CacheSize::Bytes(1 << 30),
+        max_sequences: sizes.requests.max(1),
+        enable_model_warmup: true,
+        enable_prefix_caching: false,
+        compile,
+        ..ServeOptions::new(prompts, prompts.vocab_size)
+    };
+    let started = Instant::now();
+    let handle = EngineHandle::start(served, options).expect("the engine starts");
+    println!("ready after {:.1} s", started.elapsed().as_secs_f64());
+    for round in 0..ROUNDS {
+        let started = Instant::now();
+        let limits = AnswerLimits { max_new_tokens: Some(sizes.answer), ..AnswerLimits::default() };
+        let ask = |text: &Vec<u32>| {
+            let request =
+                GenerationRequest { limits: limits.clone(), ..GenerationRequest::greedy(text.clone()) };
+            handle.submit(request).expect("the request is right")
+        };
+        let all: Vec<_> = texts.iter().map(ask).collect();
+        let (mut first, mut total, mut equal) = (None, 0, 0);
+        for (mut answers, expected) in all.into_iter().zip(expected) {
+            let mut tokens = Vec::new();
+            while let Some(event) = answers.recv() {
+                match event {
+                    AnswerEvent::Token { token, .. } => {
+                        first.get_or_insert_with(|| started.elapsed());
+                        tokens.push(token.token);
+                    }
+                    AnswerEvent::Failed(error) => panic!("{error}"),
+                    AnswerEvent::Prompt { .. } | AnswerEvent::Finished { .. } => {}
+                }
+            }
+            total += tokens.len();
+            equal += usize::from(tokens == *expected);
+        }
+        report("serving", round, sizes, total, [first.unwrap_or_default(), started.elapsed()]);
+        println!("  {equal} of {} answers are those of groups", expected.len());
+    }
+}
+
+fn report(what: &str, round: usize, sizes: &Sizes, num_tokens: usize, [first, total]: [Duration; 2]) {
+    let step = total.saturating_sub(first).as_secs_f64() * 1e3 / sizes.answer.saturating_sub(1).max(1) as f64;
+    let rate = num_tokens as f64 / total.as_secs_f64();
+    let first = first.as_secs_f64() * 1e3;
+    println!("{what:8} {round}: {rate:8.1} tokens/s, first token after {first:7.1} ms, {step:6.2} ms a step");
+}

@@ -1,0 +1,89 @@
+//! Random operations on the scheduler alone.
+
+use std::collections::HashMap;
+
+use mt_testing::Random;
+
+use crate::serve::scheduler::{Piece, PoolOptions, Scheduler, SchedulerOptions, SequenceId};
+
+const NUM_STEPS: usize = 40_000;
+const LONGEST: usize = 48;
+
+/// Runs steps with requests that arrive and are cancelled at random, and checks pages and tables.
+fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) {
+    let pool = |reach: &Option<usize>| PoolOptions { reach: *reach, num_pages };
+    let mut scheduler = Scheduler::new(SchedulerOptions {
+        page_size: 4,
+        pools: reaches.iter().map(pool).collect(),
+        num_sequences: 7,
+        piece: 12,
+        keeps_prefixes,
+    });
+    let mut random = Random::new(num_pages as u64);
+    // The length at which each sequence ends.
+    let mut open: HashMap<SequenceId, usize> = HashMap::new();
+    let (mut num_tokens, mut num_preempted, mut num_copied) = (0, 0, 0);
+    for step in 0..NUM_STEPS {
+        if open.len() < 14 && random.below(3) == 0 {
+            let kind = random.below(3) as u32;
+            let prompt: Vec<u32> = (0..=random.below(30) as u32).map(|index| index * 3 + kind).collect();
+            let count = 1 + random.below(6) / 5 * random.below(3);
+            let length = prompt.len() + 1 + random.below(LONGEST - prompt.len());
+            for id in scheduler.add(&prompt, count, true) {
+                open.insert(id, length);
+            }
+        }
+        if random.below(40) == 0
+            && let Some(id) = open.keys().min().copied()
+        {
+            open.remove(&id);
+            scheduler.remove(id);
+        }
+        let before = scheduler.num_running();
+        let plan = scheduler.plan();
+        (num_preempted, num_copied) = (num_preempted + plan.preempted.len(), num_copied + plan.copies.len());
+        assert!(plan.pieces.iter().map(|piece| piece.count).sum::<usize>() <= 12);
+        for Piece { sequence, first, count } in &plan.pieces {
+            let sequence = scheduler.sequence(*sequence);
+            assert_eq!(sequence.cached, *first);
+            assert!(first + count < sequence.tokens.len());
+            let has_pages =
+                |table: &Vec<u32>| table[first / 4..(first + count).div_ceil(4)].iter().all(|page| *page > 0);
+            assert!(sequence.entry > 0 && sequence.tables.iter().all(has_pages));
+        }
+        plan.pieces.iter().for_each(|piece| scheduler.has_read(*piece));
+        for id in &plan.decoded {
+            let sequence = scheduler.sequence(*id);
+            assert!(sequence.is_ready() && sequence.entry > 0);
+            let own = sequence.cached / 4;
+            assert!(sequence.tables.iter().all(|table| table.len() == own + 1 && table[own] > 0));
+            num_tokens += 1;
+            if sequence.tokens.len() + 1 >= open[id] {
+                open.remove(id);
+                scheduler.remove(*id);
+            } else {
+                scheduler.has_chosen(*id, (step % 5) as u32);
+            }
+        }
+        let has_work = !plan.decoded.is_empty() || !plan.pieces.is_empty() || !plan.preempted.is_empty();
+        let has_admitted = scheduler.num_running() > before;
+        assert!(has_work || has_admitted || scheduler.is_idle(), "a step makes progress");
+        if step % 16 == 0 {
+            scheduler.check();
+        }
+    }
+    assert!(num_tokens > NUM_STEPS / 2 && num_copied > 100, "{num_tokens} tokens, {num_copied} copies");
+    assert_eq!(num_preempted > 0, num_pages < 40, "{num_preempted}");
+    open.into_keys().for_each(|id| scheduler.remove(id));
+    scheduler.check();
+    assert!(scheduler.is_idle() && scheduler.pages().0 == 0);
+}
+
+#[test]
+fn sequences_have_the_pages_of_their_tokens() {
+    check(&[None], 16, true);
+    check(&[None], 16, false);
+    check(&[None], 100, true);
+    check(&[Some(6)], 13, true);
+    check(&[None, Some(9)], 15, true);
+}
