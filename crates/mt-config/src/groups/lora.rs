@@ -1,6 +1,6 @@
 //! Low-rank adapters.
 
-use super::group;
+use super::{choices::BaseCodes, group};
 use crate::{config::Config, error::Problem};
 
 group! {
@@ -10,12 +10,20 @@ group! {
         lora_rank: usize,
         lora_alpha: f64,
         lora_module_path: String,
+        lora_dropout: f64,
+        lora_weight_qtype: Option<BaseCodes>,
+        lora_tile_size: Option<usize>,
         use_rslora: bool,
         use_dora: bool,
     }
 }
 
 impl LoraGroup {
+    /// The type of the frozen weights below adapters; `None` for that of the model's other weights.
+    pub fn base_codes(&self) -> Option<BaseCodes> {
+        self.lora_weight_qtype.filter(|_| self.enable_lora)
+    }
+
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         if !self.enable_lora {
             return;
@@ -32,6 +40,22 @@ impl LoraGroup {
             }
         }
         let is_empty = |key| config.entry(key).value.as_str().is_none_or(str::is_empty);
+        if self.lora_dropout >= 1.0 {
+            problems.push(Problem::inconsistent(
+                format!("{}, which drops everything", config.stated("lora_dropout")),
+                "use a share below 1, such as `lora.lora_dropout=0.05`",
+            ));
+        }
+        let has_source = ["load_parameters_path", "hf_model_path"].into_iter().any(|key| !is_empty(key));
+        if self.lora_weight_qtype.is_some() && !has_source {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but no key names the weights that are quantized",
+                    config.stated("lora_weight_qtype")
+                ),
+                "name them with `load_parameters_path` or `hf_model_path`",
+            ));
+        }
         if !is_empty("lora_restore_path") && is_empty("load_parameters_path") && is_empty("hf_model_path") {
             problems.push(Problem::inconsistent(
                 format!(

@@ -143,7 +143,7 @@ impl<'t> DecoderParameters<Tensor<'t>> {
             segments,
             biases: config.biases(encoder.relative_bias, segments, true),
             source: None,
-            dropout: forward.dropout.filter(|_| config.dropout_rate > 0.0),
+            dropout: forward.dropout.filter(|_| config.drops()),
             state: None,
             per_layer: None,
             wanted: wanted.to_vec(),

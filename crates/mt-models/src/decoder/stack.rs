@@ -3,10 +3,10 @@
 use std::{collections::HashMap, ops::Range};
 
 use mt_nn::{
-    Dropout, LayerIndex, LayerPlace, ParamSpec, RotaryAngles, RotaryOptions, attention::Segments,
-    axes::LAYERS, constrain_to_specs,
+    Dropout, LayerIndex, LayerPlace, ParamSpec, RotaryAngles, RotaryOptions, SequenceOrder,
+    attention::Segments, axes::LAYERS, constrain_to_specs,
 };
-use mt_shape::{Axis, DType, Path, Tree, axis};
+use mt_shape::{Axis, DType, Noise, Path, Tree, axis};
 use mt_trace::{Key, Memory, Region, SavePolicy, ScanOptions, Tensor};
 
 use super::{
@@ -45,6 +45,12 @@ impl<L> Tree for Layers<L> {
             layers: path.within(&segment.name, |path| segment.layers.map_leaves_at(path, map)),
         });
         Layers { segments: segments.collect() }
+    }
+
+    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<L>) {
+        for Segment { name, layers } in &mut self.segments {
+            path.within(name, |path| layers.attach_noise_at(path, noise));
+        }
     }
 }
 
@@ -382,6 +388,20 @@ fn apply<'b, 't: 'b>(
     given: &Given<'_, 'b>,
 ) -> LayerOutputs<'b> {
     let (rate, order) = (config.dropout_rate, inputs.segments.order);
+    let key = given.key.map(Key::new);
+    let with_noise = key.filter(|_| config.drops_inputs_of_adapters()).map(|key| {
+        let paired_shards = match order {
+            SequenceOrder::AsRead => None,
+            SequenceOrder::Paired { shards } => Some(shards),
+        };
+        let mut layer = layer.clone();
+        layer.attach_noise(|path| {
+            let key = key.fold_in_name(&format!("adapter of {path}")).value();
+            Noise { key, paired_shards }
+        });
+        layer
+    });
+    let layer = with_noise.as_ref().unwrap_or(layer);
     let parts = PartInputs {
         tokens: inputs.tokens,
         numbers: inputs.numbers,
@@ -398,7 +418,10 @@ fn apply<'b, 't: 'b>(
         }),
         imports: given.imports,
         wanted: &inputs.wanted,
-        dropout: given.key.map_or(Dropout::Off, |key| Dropout::On { rate, key: Key::new(key), order }),
+        dropout: match key.filter(|_| rate > 0.0) {
+            Some(key) => Dropout::On { rate, key, order },
+            None => Dropout::Off,
+        },
     };
     let residual = config.residual;
     layer.forward(x, config.norm, kind, LayerInputs { parts, per_layer: given.per_layer, residual })
