@@ -152,10 +152,11 @@ impl Request {
 
 /// Whether a key describes what a model computes, so that weights are of use with this value alone.
 fn is_of_model(key: &Key) -> bool {
-    const OF_MODELS: [&str; 8] = [
+    const OF_MODELS: [&str; 9] = [
         "attention",
         "embedding",
         "experts",
+        "feed-forward layers",
         "initialization",
         "model",
         "normalization",
@@ -163,7 +164,9 @@ fn is_of_model(key: &Key) -> bool {
         "rotary embedding",
     ];
     let is_of_run = matches!(key.name, "model_name" | "init_weights_seed");
-    let acts = key.class == Class::Effective && OF_MODELS.contains(&key.acts_on);
+    let further = ["param_scan_axis", "max_position_embeddings", "decoder_start_token_id"];
+    let acts = OF_MODELS.contains(&key.acts_on) || further.contains(&key.name);
+    let acts = key.class == Class::Effective && acts;
     acts && !key.may_change_on_resume && !is_of_run
 }
 

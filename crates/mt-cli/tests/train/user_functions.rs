@@ -109,7 +109,9 @@ fn rows_become_conversations_once_and_runs_resume_without_python() {
 #[test]
 fn a_processor_makes_the_columns_that_are_read() {
     let sandbox = sandbox();
-    let keys = ["dpo", "model.yml", "hf_train_files=rows.jsonl", "dataset_processor_path=processor.py"];
+    let columns = "train_data_columns=[prompt,chosen,rejected]";
+    let keys =
+        ["dpo", "model.yml", "hf_train_files=rows.jsonl", "dataset_processor_path=processor.py", columns];
     run(&sandbox, &[&keys[..], &["run_name=pairs", "steps=3"]].concat()).succeeded();
     let copy = fs::read_to_string(sandbox.path("runs/pairs/data/train.jsonl")).unwrap();
     assert!(

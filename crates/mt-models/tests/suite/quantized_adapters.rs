@@ -32,9 +32,12 @@ const CASES: &[(&str, &str, &[&str], &str, Option<usize>)] = &[
     ("gemma2_odd_untied", "lora", &["lora_rank=3", "lora_alpha=7"], "int4", None),
 ];
 
+/// Only the configuration reads it.
+const BASE: &str = "load_parameters_path=base";
+
 fn built(directory: &Directory, keys: &[&str]) -> Decoder {
     let keys = with_keys(keys);
-    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).chain([BASE]).collect();
     mt_models::build_decoder(&directory.group(&keys).unwrap()).unwrap()
 }
 
@@ -140,7 +143,7 @@ fn tiles_divide_inputs_and_dropout_stays_in_layers() {
     let directory = Directory::open("llama_six_on_two");
     let refused = |keys: &[&str], expected: &[&str]| {
         let keys = with_keys(&[&["lora_rank=3", "lora_alpha=5"], keys].concat());
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).chain([BASE]).collect();
         let error = mt_models::build_decoder(&directory.group(&keys).unwrap()).unwrap_err().to_string();
         expected.iter().for_each(|text| assert!(error.contains(text), "{error}"));
     };

@@ -143,25 +143,26 @@ impl Quantized {
         axes
     }
 
+    /// Codes, each in an element of its own.
+    fn unpacked(values: Tensor<'_>) -> Tensor<'_> {
+        if !Self::is_packed(&values) {
+            return values;
+        }
+        let own = values.axes();
+        let pair = axis(PAIR, 2);
+        let axes = [&[own[0], pair], &own[1..]].concat();
+        let low_bit = values.region().iota(DType::U32, pair) * 4.0;
+        let bits = values.cast(DType::U32).broadcast(&axes).shift_right(low_bit);
+        bits.logical_and(15.0).merge(&[own[0].name, PAIR], own[0].name).cast(DType::I8)
+    }
+
     /// The numbers before scaling, in `f32`.
     fn numbers<'t>(&self, values: Tensor<'t>) -> Tensor<'t> {
-        if self.codes == QuantizedType::Int8 {
-            return values.cast(DType::F32);
-        }
-        let codes = match Self::is_packed(&values) {
-            false => values.cast(DType::U32),
-            true => {
-                let own = values.axes();
-                let pair = axis(PAIR, 2);
-                let axes = [&[own[0], pair], &own[1..]].concat();
-                let low_bit = values.region().iota(DType::U32, pair) * 4.0;
-                let bits = values.cast(DType::U32).broadcast(&axes).shift_right(low_bit);
-                bits.logical_and(15.0).merge(&[own[0].name, PAIR], own[0].name)
-            }
-        };
+        let codes = Self::unpacked(values);
         match self.codes {
-            QuantizedType::Nf4 => nf4_numbers(codes, 0, NF4.len()),
-            QuantizedType::Int4 | QuantizedType::Int8 => codes.cast(DType::F32) - 8.0,
+            QuantizedType::Int8 => codes.cast(DType::F32),
+            QuantizedType::Int4 => codes.cast(DType::F32) - 8.0,
+            QuantizedType::Nf4 => nf4_numbers(codes.cast(DType::I32), 0, NF4.len()),
         }
     }
 }
@@ -209,19 +210,24 @@ impl WeightFormat for Quantized {
         whole.cast(dtype)
     }
 
-    fn split<'t>(&self, arrays: &[Tensor<'t>], axis: &'static str, into: &[Axis]) -> Vec<Tensor<'t>> {
-        let size = self.axis(arrays, axis).size;
+    fn split<'t>(&self, arrays: &[Tensor<'t>], name: &'static str, into: &[Axis]) -> Vec<Tensor<'t>> {
+        let size = self.axis(arrays, name).size;
         let split = arrays.iter().map(|array| {
-            let Some(own) = array.axes().iter().find(|own| own.name == axis).copied() else { return *array };
-            // Several of the weight's elements share an element of this array.
-            let shared = size / own.size;
-            let mut parts = into.to_vec();
-            let last = parts.last_mut().expect("an axis is split into others");
-            if last.size.is_multiple_of(shared) {
-                last.size /= shared;
-                return array.split(axis, &parts);
+            let own = array.axes();
+            let Some(position) = own.iter().position(|axis| axis.name == name) else { return *array };
+            if own[position].size == size {
+                return array.split(name, into);
             }
-            panic!("`{axis}` cannot be split into {into:?}, because {shared} of its elements share a scale")
+            // Two codes in a byte, and the numbers that share a scale, may belong to different new axes.
+            let whole = match Self::is_packed(array) {
+                true => Self::unpacked(*array),
+                false => {
+                    let tile = axis(TILE, size / own[position].size);
+                    let axes = [&own[..=position], &[tile], &own[position + 1..]].concat();
+                    array.broadcast(&axes).merge(&[name, TILE], name)
+                }
+            };
+            whole.split(name, into)
         });
         split.collect()
     }

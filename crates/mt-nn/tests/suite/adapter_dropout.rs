@@ -108,13 +108,14 @@ fn weights_without_noise_drop_nothing_and_masks_follow_the_text() {
         let mask = dropout(x, RATE, region.key(KEY), SequenceOrder::AsRead);
         let by_hand = x.dot(leaves[0], &[EMBED])
             + mask.dot(leaves[1], &[EMBED]).dot(leaves[2], &[mt_nn::LORA_RANK]) * 2.0;
-        vec![
+        let all = [
             read,
             paired.read(stored, POSITION),
             by_hand,
             weight().dot(x, &[EMBED]),
             noisy(off.with_leaves(leaves), region, None).dot(x, &[EMBED]),
-        ]
+        ];
+        all.map(|tensor| tensor.order(&[BATCH, POSITION, MLP])).to_vec()
     });
     assert_close("the order of storage", &results[1], &results[0], 1e-6);
     assert_close("the mask of the site", &results[2], &results[0], 1e-6);

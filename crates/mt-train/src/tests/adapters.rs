@@ -195,7 +195,7 @@ fn dropped_inputs_depend_on_seed_step_and_weight_alone() {
     let programs = training::Setup::new(&dropped, 1).programs();
     let draws = |program: &mt_ir::Program| program.text.contains("rng_bit_generator");
     assert!(draws(&programs.train_step(training::NUM_ROWS).unwrap().program));
-    assert!(!draws(&programs.eval_step(training::NUM_ROWS).unwrap().program));
+    assert!(!draws(&programs.evaluation_step(training::NUM_ROWS).unwrap().program));
 }
 
 #[test]
