@@ -118,7 +118,8 @@ fn a_processor_makes_the_columns_that_are_read() {
         copy.starts_with("{\"chosen\":\"It is 0\"") || copy.contains("\"rejected\":\"It is 0 not\""),
         "{copy}"
     );
-    let shown = run(&sandbox, &["data", "show", "--count", "1", "run_name=pairs"]).succeeded().output;
+    let of_run = ["run_name=pairs", "base_output_directory=runs"];
+    let shown = run(&sandbox, &[&["data", "show", "--count", "1"], &of_run[..]].concat()).succeeded().output;
     assert!(shown.contains("It is"), "{shown}");
 }
 

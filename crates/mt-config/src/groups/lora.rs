@@ -1,7 +1,11 @@
 //! Low-rank adapters.
 
 use super::{choices::BaseCodes, group};
-use crate::{config::Config, error::Problem};
+use crate::{
+    config::{Config, not_built, report},
+    error::Problem,
+    table::features,
+};
 
 group! {
     /// The adapters of a model's linear maps.
@@ -48,13 +52,7 @@ impl LoraGroup {
         }
         let has_source = ["load_parameters_path", "hf_model_path"].into_iter().any(|key| !is_empty(key));
         if self.lora_weight_qtype.is_some() && !has_source {
-            problems.push(Problem::inconsistent(
-                format!(
-                    "{}, but no key names the weights that are quantized",
-                    config.stated("lora_weight_qtype")
-                ),
-                "name them with `load_parameters_path` or `hf_model_path`",
-            ));
+            report(problems, not_built(config.entry("lora_weight_qtype"), features::QUANTIZED_DRAWN_BASES));
         }
         if !is_empty("lora_restore_path") && is_empty("load_parameters_path") && is_empty("hf_model_path") {
             problems.push(Problem::inconsistent(

@@ -39,6 +39,7 @@ pub(crate) const PROFILES_BY_NSYS: &str = "profiles by Nsight Systems";
 pub(crate) const PROFILES_OVER_A_PORT: &str = "profiles over a network port";
 pub(crate) const PROFILE_OPTIONS_OF_TPUS: &str = "options of TPU profiles";
 pub(crate) const QUANTIZATION: &str = "quantization";
+pub(crate) const QUANTIZED_DRAWN_BASES: &str = "a quantized base of random weights";
 pub(crate) const QUANTIZED_CACHE: &str = "a quantized cache";
 pub(crate) const QUANTIZED_CHECKPOINTS: &str = "quantized checkpoints";
 pub(crate) const REINFORCEMENT_LEARNING: &str = "reinforcement learning";

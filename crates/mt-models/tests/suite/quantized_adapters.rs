@@ -27,7 +27,7 @@ const CASES: &[(&str, &str, &[&str], &str, Option<usize>)] = &[
     ("llama_six_on_two", "lora", &["lora_rank=3", "lora_alpha=5"], "int4", Some(2)),
     ("llama_six_on_two", "lora", &["lora_rank=3", "lora_alpha=5"], "nf4", None),
     ("llama_six_on_two", "lora", &["lora_rank=3", "lora_alpha=5"], "nf4", Some(2)),
-    ("llama_six_on_two", "dora", &["lora_rank=3", "lora_alpha=5", "use_dora=true"], "nf4", Some(2)),
+    ("llama_six_on_two", "dora", &["lora_rank=3", "lora_alpha=5", "use_dora=true"], "int8", Some(2)),
     ("qwen3_untied", "lora", &["lora_rank=7", "lora_alpha=4"], "int8", Some(2)),
     ("gemma2_odd_untied", "lora", &["lora_rank=3", "lora_alpha=7"], "int4", None),
 ];

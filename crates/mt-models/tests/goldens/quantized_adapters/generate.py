@@ -20,7 +20,7 @@ CASES = [
     ("llama_six_on_two", "lora", "int4", 2),
     ("llama_six_on_two", "lora", "nf4", None),
     ("llama_six_on_two", "lora", "nf4", 2),
-    ("llama_six_on_two", "dora", "nf4", 2),
+    ("llama_six_on_two", "dora", "int8", 2),
     ("qwen3_untied", "lora", "int8", 2),
     ("gemma2_odd_untied", "lora", "int4", None),
 ]
