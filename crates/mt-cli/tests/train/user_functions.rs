@@ -96,7 +96,7 @@ fn rows_become_conversations_once_and_runs_resume_without_python() {
     run(&sandbox, &[&keys[..], &["run_name=whole", "steps=8"]].concat()).succeeded();
     run(&sandbox, &[&keys[..], &["run_name=cut", "steps=5"]].concat()).succeeded();
     assert_eq!(sandbox.metrics("whole").losses(), sandbox.metrics("plain").losses());
-    // The run has its own copy of what the function made.
+    // The run has its own copy of the function's rows.
     let copy = fs::read_to_string(sandbox.path("runs/cut/data/train.jsonl")).unwrap();
     assert_eq!(copy.lines().count(), 12);
     fs::remove_file(sandbox.path("mine.py")).unwrap();

@@ -244,7 +244,7 @@ impl Weighted {
         Self { dense: spec.stored_form(path).1, format, base, adapter }
     }
 
-    /// What `compute` makes of the dense form in `f32` and the adapter's arrays, one layer after the other.
+    /// The results of `compute` for the dense form in `f32` and the adapter's arrays, one layer after the other.
     fn of_each_layer<'t>(
         &self,
         base: &[Tensor<'t>],
