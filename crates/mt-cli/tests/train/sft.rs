@@ -123,7 +123,7 @@ fn a_run_brings_its_model_to_training() {
     let further = ["mlp_activations=[gelu]", "logits_via_embedding=true", "rope_max_timescale=5000"];
     let base = [&["steps=3", "eval_interval=-1", "checkpoint_period=3"][..], &further].concat();
     sandbox.train("base", &base).succeeded();
-    let of_run = ["load_parameters_path=runs/base", "base_output_directory=runs", "steps=1"];
+    let of_run = ["load_parameters_path=runs/base", "base_output_directory=runs", "steps=1", "dtype=float32"];
     let own = [FILES, "chat_template_path=template.jinja", "max_target_length=48", "per_device_batch_size=2"];
     let keys = |command: &'static str, run: &'static str| [&[command], &of_run[..], &own, &[run]].concat();
     run(&sandbox, &keys("sft", "run_name=tuned")).succeeded();
@@ -134,8 +134,14 @@ fn a_run_brings_its_model_to_training() {
         assert!(saved.lines().any(|saved| saved.starts_with(line)), "no `{line}` in\n{saved}");
     }
     // The run is what it is with all keys, and keys of a file or of the command line have priority.
-    let all =
-        [&["sft", "small.yml"], &of_run[..], &own, &further, &["run_name=all", "hf_path=json"]].concat();
+    let all = [
+        &["sft", "small.yml"],
+        &of_run[..],
+        &own,
+        &further,
+        &["run_name=all", "hf_path=json", "hf_eval_files="],
+    ]
+    .concat();
     run(&sandbox, &all).succeeded();
     assert_eq!(sandbox.metrics("tuned").losses(), sandbox.metrics("all").losses());
     let wider = [&keys("sft", "run_name=wider")[..], &["base_emb_dim=64"]].concat();
