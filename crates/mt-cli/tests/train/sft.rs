@@ -139,7 +139,7 @@ fn a_run_brings_its_model_to_training() {
         &of_run[..],
         &own,
         &further,
-        &["run_name=all", "hf_path=json", "hf_eval_files="],
+        &["run_name=all", "hf_path=json", "hf_eval_files=", "eval_interval=-1"],
     ]
     .concat();
     run(&sandbox, &all).succeeded();
