@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import model
+import tuning
 
 HERE = Path(__file__).parent
 THREADS = len(os.sched_getaffinity(0))
@@ -47,6 +48,12 @@ TORCH_STEP = {
     "allocator": list(VARIABLES["allocator"]),
 }
 TORCH_START = {"allocator": list(VARIABLES["allocator"])}
+TRL = {
+    "weights": ["float32", "bfloat16"],
+    "compile": ["off", "on"],
+    "allocator": list(VARIABLES["allocator"]),
+}
+OURS_TUNING = {"remat_policy": [None, "none", "minimal_with_context"], "num_vocab_tiling": [None, "2"]}
 MODES = {"mode": ["default", "max-autotune-no-cudagraphs"]}
 
 
@@ -72,6 +79,7 @@ CONTESTANTS = [
             },
             "start": {},
             "decode": {"scan_layers": [None, "false"]},
+            **{kind: OURS_TUNING for kind in tuning.MODELS},
         },
     ),
     Contestant(
@@ -102,6 +110,15 @@ CONTESTANTS = [
             }
         },
     ),
+    Contestant(
+        "trl",
+        "TRL with PEFT",
+        {
+            **{kind: {"packing": ["off", "bfd", "wrapped"], **TRL} for kind in ["sft", "lora"]},
+            # Pairs are not packed.
+            "dpo": TRL,
+        },
+    ),
 ]
 PROGRAMS = {
     ("jax", "train"): "jax_train.py",
@@ -109,6 +126,7 @@ PROGRAMS = {
     ("torch", "train"): "torch_train.py",
     ("compiled", "train"): "torch_train.py",
     ("llama", "decode"): "llama_decode.py",
+    **{("trl", kind): "trl_train.py" for kind in tuning.MODELS},
 }
 
 
@@ -131,6 +149,8 @@ class Outcome:
 
     seconds: list = field(default_factory=list)
     losses: list = field(default_factory=list)
+    # The number of tokens with a loss in each second of each step, of the rows that tune a model.
+    rates: list = field(default_factory=list)
     tokens: list = field(default_factory=list)
     first_step: float | None = None
     # The peak memory of the process, and the processor time of all its threads.
@@ -160,11 +180,11 @@ class Arena:
         try:
             if name == "ours":
                 return self.run_ours(job, variant, scratch)
-            return self.run_peer(name, job, variant)
+            return self.run_peer(name, job, variant, scratch)
         finally:
             shutil.rmtree(scratch)
 
-    def run_peer(self, name, job, variant):
+    def run_peer(self, name, job, variant, scratch):
         environment = {"JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
         for choice, value in variant.items():
             environment |= VARIABLES.get(choice, {}).get(value, {})
@@ -173,6 +193,9 @@ class Arena:
             weights = self.files / f"{job.dtype}.gguf"
         asked = {
             "dtype": job.dtype,
+            "row": job.kind,
+            "files": str(self.files),
+            "scratch": str(scratch),
             "steps": job.steps,
             "variant": variant,
             "tokens": str(self.files / "tokens.npy"),
@@ -185,7 +208,12 @@ class Arena:
         outcome = Outcome()
 
         def read(line, seconds):
+            # Libraries print lines of their own.
+            if not line.startswith("{\"step\""):
+                return
             event = json.loads(line)
+            if "tokens_with_loss" in event:
+                outcome.rates.append(event["tokens_with_loss"] / event["seconds"])
             outcome.seconds.append(event["seconds"])
             if "loss" in event:
                 outcome.losses.append(event["loss"])
@@ -210,6 +238,10 @@ class Arena:
             "log_period": 1,
             "enable_checkpointing": "false",
             "enable_tensorboard": "false",
+        }
+        if job.kind in tuning.MODELS:
+            return self.trained(keys | tuning.keys(job.kind, self.files), metrics)
+        keys |= {
             "dataset_type": "hf",
             "hf_path": "text",
             "hf_text_unit": "line",
@@ -243,6 +275,9 @@ class Arena:
                 "base_mlp_dim": model.MLP,
                 "logits_via_embedding": "false",
             }
+        return self.trained(keys, metrics)
+
+    def trained(self, keys, metrics):
         outcome = Outcome()
 
         def read(line, seconds):
@@ -255,6 +290,7 @@ class Arena:
             if "perf/step_time_seconds" in record:
                 outcome.seconds.append(record["perf/step_time_seconds"])
                 outcome.losses.append(record["learning/loss"])
+                outcome.rates.append(record["learning/total_weights"] / record["perf/step_time_seconds"])
         return outcome
 
     def decode_ours(self, job, keys):

@@ -12,11 +12,12 @@ import tempfile
 from pathlib import Path
 
 import table
+import tuning
 from contestants import CONTESTANTS, HERE, Arena, Failed, Job
 
 STEP_ROWS = {"bf16-step": "bfloat16", "f32-step": "float32"}
 DECODE_ROWS = {"f32-decode": "float32", "bf16-decode": "bfloat16"}
-ROWS = [*STEP_ROWS, "start", *DECODE_ROWS, "losses"]
+ROWS = [*STEP_ROWS, "start", *DECODE_ROWS, "losses", *tuning.MODELS]
 # The number of steps with compared losses, and the largest difference in float32.
 LOSS_STEPS, LOSS_TOLERANCE = 10, 1e-3
 # The load average above which the machine counts as busy.
@@ -81,10 +82,11 @@ def prepared(asked):
 
     def files():
         (directory / "files").mkdir(exist_ok=True)
-        subprocess.run([python, "-B", HERE / "inputs.py", directory / "files"], check=True)
+        for program in ["inputs.py", "tuning.py"]:
+            subprocess.run([python, "-B", HERE / program, directory / "files"], check=True)
 
     once("installed", [requirements], environment)
-    once("written", [HERE / "inputs.py", HERE / "model.py"], files)
+    once("written", [HERE / "inputs.py", HERE / "model.py", HERE / "tuning.py"], files)
     return Arena(python, directory / "files", asked.ours, asked.ours_key)
 
 
@@ -154,6 +156,8 @@ class Choices:
                 job = Job("train", dtype, 1, False, Path(empty))
                 return sum(self.arena.run(contestant.name, job, variant).first_step for _ in range(2))
         job = Job(kind, dtype, 2 if kind == "decode" else 4, False, self.caches)
+        if kind in tuning.MODELS:
+            return min(1 / rate for rate in self.arena.run(contestant.name, job, variant).rates[1:])
         return min(self.arena.run(contestant.name, job, variant).seconds[1:])
 
 
@@ -201,6 +205,11 @@ class Measurements:
                 job = Job("decode", DECODE_ROWS[row], 2, True, caches)
                 self.run(one, row, job, self.choices.of(one, "decode", DECODE_ROWS[row]))
 
+        for row in [row for row in tuning.MODELS if row in rows]:
+            for one in self.take_part(row, number):
+                job = Job(row, "bfloat16", WARMING + self.asked.steps, True, caches)
+                self.run(one, row, job, self.choices.of(one, row, "bfloat16"))
+
     def losses(self):
         for row, dtype in {"f32-losses": "float32", "bf16-losses": "bfloat16"}.items():
             for one in self.take_part("train"):
@@ -237,7 +246,9 @@ def main():
     if loads[0] > BUSY:
         say(f"the machine is not idle, or was not a minute ago: its load is {loads[0]:.1f}")
     # Settings are chosen before the rounds, so that the rounds follow one another without a pause.
-    for kind, rows in {"train": STEP_ROWS, "start": {"start": "bfloat16"}, "decode": DECODE_ROWS}.items():
+    tuned = {kind: {kind: "bfloat16"} for kind in tuning.MODELS}
+    kinds = {"train": STEP_ROWS, "start": {"start": "bfloat16"}, "decode": DECODE_ROWS, **tuned}
+    for kind, rows in kinds.items():
         for one in measurements.take_part(kind):
             for dtype in sorted({dtype for row, dtype in rows.items() if row in asked.rows}):
                 measurements.choices.of(one, kind, dtype)

@@ -6,7 +6,9 @@ import subprocess
 
 from contestants import CONTESTANTS, THREADS
 
-PACKAGES = ["jax", "optax", "torch", "llama_cpp_python"]
+PACKAGES = ["jax", "optax", "torch", "llama_cpp_python", "transformers", "trl", "peft"]
+# The unit of values of which more is better.
+RATE = "trained tokens/s"
 
 
 def machine(python):
@@ -48,6 +50,9 @@ def rows(warming):
     def first(run):
         return [run["first_step"]]
 
+    def rates(run):
+        return run["rates"][warming:]
+
     def peak(run):
         return [run["peak_bytes"] / 1e9]
 
@@ -62,6 +67,12 @@ def rows(warming):
         ("decode, one sequence, f32", "ms a token", "f32-decode", answers),
         ("decode, one sequence, bf16", "ms a token", "bf16-decode", answers),
         ("peak memory, decode in bf16", "GB", "bf16-decode", peak),
+        ("full fine-tuning of 66M", RATE, "sft", rates),
+        ("LoRA of 0.5B", RATE, "lora", rates),
+        ("DPO of 66M", RATE, "dpo", rates),
+        ("peak memory, full fine-tuning", "GB", "sft", peak),
+        ("peak memory, LoRA", "GB", "lora", peak),
+        ("peak memory, DPO", "GB", "dpo", peak),
     ]
 
 
@@ -90,7 +101,8 @@ def markdown(report, warming):
         cells = [f"{number(found[one.name])} {unit}" if one.name in found else "" for one in shown]
         peers = {peer: median for peer, median in found.items() if peer != "ours"}
         ratio = ""
-        if peers and "ours" in found and (each := list(ratios(runs, row, value, min(peers, key=peers.get)))):
+        best = max if unit == RATE else min
+        if peers and "ours" in found and (each := list(ratios(runs, row, value, best(peers, key=peers.get)))):
             ratio = f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})"
         lines.append(f"| {title} | " + " | ".join(cells) + f" | {ratio} |")
     for row, title in {dtype + "-losses": f"distance of 10 losses from JAX's, {dtype}" for dtype in ["f32", "bf16"]}.items():

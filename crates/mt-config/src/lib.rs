@@ -31,7 +31,7 @@ pub use config::{Config, Difference, Entry, yaml_text};
 pub use error::{ConfigError, Problem};
 pub use groups::{
     AbsentHardware, AheadGroup, Annealed, AttentionBlocks, AttentionGroup, AttentionKind, AttentionType,
-    BatchSchedule, BlocksGroup, BroughtTokenizer, CanvasPolicy, CheckpointGroup, CompressedGroup,
+    BaseCodes, BatchSchedule, BlocksGroup, BroughtTokenizer, CanvasPolicy, CheckpointGroup, CompressedGroup,
     ContextGroup, DataFormat, DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock,
     DistillationGroup, DivergenceType, EngramGroup, ExpertsGroup, FeatureLoss, GatedDeltaGroup, Hardware,
     HardwareNotes, HfTextUnit, HyperConnectionGroup, IndexerGroup, KeptIn, KeptNumbers, LatentGroup,

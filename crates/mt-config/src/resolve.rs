@@ -43,6 +43,8 @@ pub struct Request {
     pub command: Option<&'static PresetCommand>,
     /// The description of the published model that is loaded. Like a named model, it sets the model's keys.
     pub description: Option<ModelDescription>,
+    /// The model of the run whose weights are loaded, below all other layers.
+    pub model_of_run: Option<ModelDescription>,
 }
 
 /// The model that a file beside published weights describes.
@@ -59,6 +61,17 @@ pub struct ModelDescription {
 }
 
 impl ModelDescription {
+    /// The keys as a layer.
+    fn as_layer(&self) -> Vec<Setting> {
+        let path = Arc::new(self.path.clone());
+        let setting = |(name, value): &(String, Value)| Setting {
+            name: name.clone(),
+            value: value.clone(),
+            origin: Origin::Description { path: path.clone() },
+        };
+        self.settings.iter().map(setting).collect()
+    }
+
     /// The note that modules of the weights are left out, for a configuration with `used` of them.
     fn note_of_modules(&self, used: u64) -> Option<String> {
         let all = self.prediction_modules;
@@ -118,10 +131,43 @@ impl Request {
         Self { description: Some(description), ..self }
     }
 
+    /// The same request for weights of the run whose configuration is saved at a path. All other layers may change its
+    /// model, and loading compares the weights.
+    ///
+    /// # Errors
+    /// As [`Config::resolve`].
+    pub fn with_model_of_run(self, path: PathBuf) -> Result<Self, ConfigError> {
+        let saved = Config::resolve(&Self::default().over_saved(path.clone()))?;
+        let of_model = saved.entries().filter(|entry| is_of_model(entry.key) && entry.is_changed());
+        let settings = of_model.map(|entry| (entry.key.name.to_owned(), entry.value.clone())).collect();
+        let description = ModelDescription { path, settings, ..ModelDescription::default() };
+        Ok(Self { model_of_run: Some(description), ..self })
+    }
+
     /// The same request on top of a saved configuration.
     pub fn over_saved(self, path: PathBuf) -> Self {
         Self { saved: Some(path), ..self }
     }
+}
+
+/// Whether a key describes what a model computes, so that weights are of use with this value alone.
+fn is_of_model(key: &Key) -> bool {
+    const OF_MODELS: [&str; 9] = [
+        "attention",
+        "embedding",
+        "experts",
+        "feed-forward layers",
+        "initialization",
+        "model",
+        "normalization",
+        "output head",
+        "rotary embedding",
+    ];
+    let is_of_run = matches!(key.name, "model_name" | "init_weights_seed");
+    let further = ["param_scan_axis", "max_position_embeddings", "decoder_start_token_id"];
+    let acts = OF_MODELS.contains(&key.acts_on) || further.contains(&key.name);
+    let acts = key.class == Class::Effective && acts;
+    acts && !key.may_change_on_resume && !is_of_run
 }
 
 /// Whether a key only controls the merging of layers, and so has no effect afterwards.
@@ -186,6 +232,9 @@ impl Config {
         let override_model =
             flag("override_model_config", &mut from_files().chain(given()).chain(&of_student));
 
+        if let Some(run) = &request.model_of_run {
+            merge.layer(&run.as_layer());
+        }
         for layer in &files {
             merge.replace_rules = replace_rules || is_resolved(layer);
             if is_resolved(layer)
@@ -611,17 +660,8 @@ impl Merge {
         may_override: bool,
         given: &mut dyn Iterator<Item = &Setting>,
     ) {
-        let path = Arc::new(description.path.clone());
         self.config.notes.extend(description.note_of_unread());
-        let settings: Vec<Setting> = description
-            .settings
-            .iter()
-            .map(|(name, value)| Setting {
-                name: name.clone(),
-                value: value.clone(),
-                origin: Origin::Description { path: path.clone() },
-            })
-            .collect();
+        let settings = description.as_layer();
         let name = value_text(&model.value);
         if name != "default" {
             let differences: Vec<String> = settings

@@ -91,6 +91,7 @@ impl Config {
                 environment: self.request.environment.clone(),
                 saved: self.request.saved.clone(),
                 command: self.request.command,
+                model_of_run: self.request.model_of_run.clone(),
                 ..Request::default()
             },
         };

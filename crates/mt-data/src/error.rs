@@ -56,6 +56,14 @@ pub enum DataError {
     #[error("{place}: {reason}")]
     Example { place: String, reason: String },
 
+    /// A function of the user in Python that cannot be used.
+    #[error("{function}: {reason}")]
+    NoUserFunction { function: String, reason: String },
+
+    /// A row for which a function of the user fails.
+    #[error("{place}: the function of {function} {reason}")]
+    UserFunction { place: String, function: String, reason: String },
+
     /// A parquet file that cannot be decoded.
     #[error(
         "`{path}` is not a readable parquet file: {reason}\nhint: it may be incomplete or of another format; other files \

@@ -53,6 +53,7 @@ mod state;
 mod statistics;
 mod stream;
 mod tokenizer;
+mod user_function;
 mod watch;
 
 pub use batch::{Batch, NamedArray, arrays};
@@ -81,4 +82,5 @@ pub use tokenizer::{
     BYTE_LEVEL_SPECIAL_TOKENS, CompressedVocabulary, DecodeStream, EncodedDocument, SpecialTokens,
     TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer, TokenizerKind, train_bpe,
 };
+pub use user_function::UserFunction;
 pub use watch::{Progress, Task, Watch};

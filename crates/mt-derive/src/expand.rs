@@ -15,10 +15,13 @@ pub(crate) fn tree(input: &DeriveInput) -> Result<TokenStream> {
     let is_tagged = is_tagged(input)?;
     let leaf = leaf_parameter(input)?;
     let name = &input.ident;
-    let arms = match &input.data {
-        Data::Struct(data) => arm(&quote!(#name), &data.fields, leaf, None)?,
+    let (arms, noise_arms) = match &input.data {
+        Data::Struct(data) => {
+            let constructor = quote!(#name);
+            (arm(&constructor, &data.fields, leaf, None)?, noise_arm(&constructor, &data.fields, leaf, None)?)
+        }
         Data::Enum(data) => {
-            let mut arms = TokenStream::new();
+            let (mut arms, mut noise_arms) = (TokenStream::new(), TokenStream::new());
             let mut tags: Vec<String> = Vec::new();
             for variant in &data.variants {
                 let tag = tag(variant, is_tagged)?;
@@ -29,9 +32,11 @@ pub(crate) fn tree(input: &DeriveInput) -> Result<TokenStream> {
                     tags.push(tag.clone());
                 }
                 let variant_name = &variant.ident;
-                arms.extend(arm(&quote!(#name::#variant_name), &variant.fields, leaf, tag.as_deref())?);
+                let constructor = quote!(#name::#variant_name);
+                arms.extend(arm(&constructor, &variant.fields, leaf, tag.as_deref())?);
+                noise_arms.extend(noise_arm(&constructor, &variant.fields, leaf, tag.as_deref())?);
             }
-            arms
+            (arms, noise_arms)
         }
         Data::Union(data) => {
             return Err(Error::new(data.union_token.span, "`Tree` cannot be derived for a union"));
@@ -52,6 +57,15 @@ pub(crate) fn tree(input: &DeriveInput) -> Result<TokenStream> {
                 map: &mut dyn ::core::ops::FnMut(&::mt_shape::Path, &Self::Leaf) -> __B,
             ) -> Self::With<__B> {
                 match self { #arms }
+            }
+
+            #[allow(unused_variables)]
+            fn attach_noise_at(
+                &mut self,
+                path: &mut ::mt_shape::Path,
+                noise: &mut dyn ::core::ops::FnMut(&::mt_shape::Path) -> ::mt_shape::Noise<Self::Leaf>,
+            ) {
+                match self { #noise_arms }
             }
         }
     })
@@ -156,10 +170,7 @@ fn arm(constructor: &TokenStream, fields: &Fields, leaf: &Ident, tag: Option<&st
     let mut segments: Vec<String> = Vec::new();
     for (position, field) in fields.iter().enumerate() {
         let options = FieldOptions::of(field)?;
-        let member = match &field.ident {
-            Some(name) => Member::Named(name.clone()),
-            None => Member::Unnamed(Index::from(position)),
-        };
+        let member = member(field, position);
         // Not the field's own name, which may be `map` or `path`.
         let binding = format_ident!("field_{}", position);
         values.push(if options.skip {
@@ -170,12 +181,7 @@ fn arm(constructor: &TokenStream, fields: &Fields, leaf: &Ident, tag: Option<&st
             }
             quote!(::core::clone::Clone::clone(#binding))
         } else {
-            let segment = options.rename.as_ref().map(LitStr::value).or_else(|| match &member {
-                Member::Named(name) => Some(name.unraw().to_string()),
-                Member::Unnamed(_) if transparent => None,
-                Member::Unnamed(index) => Some(index.index.to_string()),
-            });
-            let segment = segment.filter(|_| !options.flatten);
+            let segment = options.segment(&member, transparent);
             if let Some(segment) = &segment {
                 if segments.contains(segment) {
                     return Err(Error::new_spanned(field, format!("two fields are at `{segment}`")));
@@ -193,6 +199,43 @@ fn arm(constructor: &TokenStream, fields: &Fields, leaf: &Ident, tag: Option<&st
         None => rebuilt,
     };
     Ok(quote!(#constructor { #(#members: #bindings),* } => #rebuilt,))
+}
+
+/// The match arm that gives the fields of one struct or variant their random numbers. [`arm`] has checked the fields.
+fn noise_arm(
+    constructor: &TokenStream,
+    fields: &Fields,
+    leaf: &Ident,
+    tag: Option<&str>,
+) -> Result<TokenStream> {
+    let transparent = matches!(fields, Fields::Unnamed(unnamed) if unnamed.unnamed.len() == 1);
+    let (mut patterns, mut attached) = (TokenStream::new(), TokenStream::new());
+    for (position, field) in fields.iter().enumerate() {
+        let options = FieldOptions::of(field)?;
+        // Leaves draw no random numbers.
+        if options.skip || !matches!(Shape::of(&field.ty, leaf), Shape::Tree) {
+            continue;
+        }
+        let (member, binding) = (member(field, position), format_ident!("field_{}", position));
+        let inner = quote!(::mt_shape::Tree::attach_noise_at(#binding, path, &mut *noise));
+        attached.extend(match options.segment(&member, transparent) {
+            Some(segment) => quote!(path.within(#segment, |path| #inner);),
+            None => quote!(#inner;),
+        });
+        patterns.extend(quote!(#member: #binding,));
+    }
+    let attached = match tag {
+        Some(tag) => quote!(path.within(#tag, |path| { #attached })),
+        None => attached,
+    };
+    Ok(quote!(#constructor { #patterns .. } => { #attached }))
+}
+
+fn member(field: &Field, position: usize) -> Member {
+    match &field.ident {
+        Some(name) => Member::Named(name.clone()),
+        None => Member::Unnamed(Index::from(position)),
+    }
 }
 
 /// The expression that maps one field of the tree.
@@ -350,6 +393,18 @@ impl FieldOptions {
             }
             _ => Ok(options),
         }
+    }
+}
+
+impl FieldOptions {
+    /// The path segment that the field adds.
+    fn segment(&self, member: &Member, transparent: bool) -> Option<String> {
+        let segment = self.rename.as_ref().map(LitStr::value).or_else(|| match member {
+            Member::Named(name) => Some(name.unraw().to_string()),
+            Member::Unnamed(_) if transparent => None,
+            Member::Unnamed(index) => Some(index.index.to_string()),
+        });
+        segment.filter(|_| !self.flatten)
     }
 }
 

@@ -90,12 +90,26 @@ pub enum ModelError {
         "`{pattern}` of `lora.lora_module_path` matches `{module}`, but routers and experts have no adapters\nhint: match only linear maps of attention and of dense MLPs, or leave out the key"
     )]
     NoAdapterThere { pattern: String, module: String },
+    #[error(
+        "`lora.lora_dropout` is set, but `{module}` is outside of the layers, where inputs of adapters are not dropped\nhint: match only linear maps in layers with `lora.lora_module_path`, or leave out `lora.lora_dropout`"
+    )]
+    DropoutOutsideOfLayers { module: String },
+    #[error(
+        "`lora.lora_tile_size` is {tile}, which does not divide the {input} inputs of `{module}`\nhint: use a divisor, such as {}",
+        greatest_divisor(*input, *tile)
+    )]
+    TileOfScales { tile: usize, module: String, input: usize },
     #[error("the model has no linear maps for adapters\nhint: leave out `lora.enable_lora`")]
     NoLinearMap,
     #[error(
         "PEFT's format cannot hold the adapters of `{role}`, because published models keep it in `{tensor}` together with other weights or in another order\nhint: export the merged model instead, without `--format peft`, or train adapters of other weights"
     )]
     NoAdapterName { role: String, tensor: String },
+}
+
+/// The greatest common divisor.
+fn greatest_divisor(one: usize, other: usize) -> usize {
+    if other == 0 { one } else { greatest_divisor(other, one % other) }
 }
 
 /// The beginning of a hint that suggests names.

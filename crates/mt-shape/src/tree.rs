@@ -33,6 +33,16 @@ impl fmt::Display for Path {
     }
 }
 
+/// The random numbers that a structure draws in one application of a module.
+#[derive(Clone, Copy, Debug)]
+pub struct Noise<L> {
+    /// The key of the numbers.
+    pub key: L,
+    /// The number of shards, if rows store pairs of chunks of text; `None` if they store tokens in the order of the
+    /// text.
+    pub paired_shards: Option<usize>,
+}
+
 /// A structure of leaves that can be rebuilt with leaves of another type.
 ///
 /// Derive it with `#[derive(Tree)]` on a struct generic over its leaf. A plain leaf is a field whose type is the
@@ -49,6 +59,18 @@ pub trait Tree {
         path: &mut Path,
         map: &mut dyn FnMut(&Path, &Self::Leaf) -> B,
     ) -> Self::With<B>;
+
+    /// Gives each structure that draws random numbers those of its path, until the next [`Self::map_leaves_at`]. A tree
+    /// of leaves alone draws none.
+    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<Self::Leaf>);
+
+    /// As [`Self::attach_noise_at`], from the root.
+    fn attach_noise(&mut self, mut noise: impl FnMut(&Path) -> Noise<Self::Leaf>)
+    where
+        Self: Sized,
+    {
+        self.attach_noise_at(&mut Path::default(), &mut noise);
+    }
 
     /// Rebuilds the structure from the results of `map` for each path and leaf.
     fn map_leaves<B>(&self, mut map: impl FnMut(&Path, &Self::Leaf) -> B) -> Self::With<B>
@@ -103,6 +125,12 @@ impl<T: Tree> Tree for Option<T> {
     ) -> Self::With<B> {
         self.as_ref().map(|tree| tree.map_leaves_at(path, map))
     }
+
+    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<Self::Leaf>) {
+        if let Some(tree) = self {
+            tree.attach_noise_at(path, noise);
+        }
+    }
 }
 
 impl<T: Tree> Tree for Vec<T> {
@@ -119,6 +147,12 @@ impl<T: Tree> Tree for Vec<T> {
             .map(|(index, tree)| path.within(&index.to_string(), |path| tree.map_leaves_at(path, map)))
             .collect()
     }
+
+    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<Self::Leaf>) {
+        for (index, tree) in self.iter_mut().enumerate() {
+            path.within(&index.to_string(), |path| tree.attach_noise_at(path, noise));
+        }
+    }
 }
 
 impl<T: Tree> Tree for Box<T> {
@@ -131,5 +165,9 @@ impl<T: Tree> Tree for Box<T> {
         map: &mut dyn FnMut(&Path, &Self::Leaf) -> B,
     ) -> Self::With<B> {
         Box::new((**self).map_leaves_at(path, map))
+    }
+
+    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<Self::Leaf>) {
+        (**self).attach_noise_at(path, noise);
     }
 }

@@ -10,9 +10,11 @@ use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, ChatTemplate, CompressedVocabulary, ConversationColumns,
     Conversations, DataError, Dataset, DatasetOptions, EvaluationSet, Examples, HeldOut, MismatchedHeldOut,
     MismatchedSource, Packing, PromptLimit, RecordFormat, Remainder, RewardColumns, Source, Split, Targets,
-    TextDocument, Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte, instructions,
+    TextDocument, Tokenizer, TrainIterator, UnigramModel, UserFunction, Watch, bits_per_byte, instructions,
     repository_documents, save_documents, save_instruction_pairs, save_instructions, train_bpe,
 };
+
+use serde_json::json;
 
 use crate::{Observer, TrainError, events, objective::Objective};
 
@@ -291,8 +293,28 @@ impl DataRequest<'_> {
                 let file = self.own_copy(split, |file| save(file, &instructions(split)))?;
                 Ok(Some(Source::Records { files: vec![file], format, columns }))
             }
-            source => Ok(source),
+            Some(source) => Ok(Some(self.processed(split, source)?)),
+            None => Ok(None),
         }
+    }
+
+    /// The source for a split whose rows the user's function, if there is one, has turned into others.
+    fn processed(&self, split: Split, source: Source) -> Result<Source, TrainError> {
+        let (is_train, columns) = match split {
+            Split::Train => (true, self.data.train_columns()),
+            Split::Evaluation => (false, self.data.eval_columns()),
+        };
+        let (Some(function), Some(read)) =
+            (user_function(self.data), self.data.columns_before_function(is_train))
+        else {
+            return Ok(source);
+        };
+        let Source::Records { files, format, columns: of_rows } = source else { return Ok(source) };
+        // The columns that are read are those of the function's rows, among them the one of margins.
+        let rows = Source::Records { files, format, columns: read };
+        let needed: Vec<String> = if of_rows.is_empty() { columns } else { of_rows };
+        let file = self.own_copy(split, |file| function.save(&rows, &needed, file, self.watch))?;
+        Ok(Source::Records { files: vec![file], format: RecordFormat::JsonLines, columns: needed })
     }
 
     /// The run's own copy of a split of its data, which `save` writes if there is none.
@@ -364,6 +386,25 @@ impl DataRequest<'_> {
         let TokenizerChoice { kind, path } = self.tokenizer.choice(inherited);
         Ok(Tokenizer::open(kind, path)?)
     }
+}
+
+/// The function of the user that turns rows into others.
+fn user_function(data: &DataGroup) -> Option<UserFunction> {
+    if let Some(path) = data.formatting_func_path.clone().filter(|_| data.use_sft) {
+        return Some(UserFunction::Formatting { path, arguments: data.formatting_func_kwargs.clone() });
+    }
+    let settings = json!({
+        "hf_path": data.hf_path,
+        "hf_train_files": data.hf_train_files,
+        "hf_eval_files": data.hf_eval_files,
+        "train_data_columns": data.train_columns(),
+        "eval_data_columns": data.eval_columns(),
+        "max_target_length": data.max_target_length,
+    });
+    let file = data.dataset_processor_path.clone()?;
+    let dataset = data.hf_train_files.clone().unwrap_or_default();
+    let arguments = settings.as_object().cloned().unwrap_or_default();
+    Some(UserFunction::Processor { file, dataset, arguments })
 }
 
 fn is_of_records(source: &Source) -> bool {

@@ -18,7 +18,7 @@ Examples:
   maxtext dpo load_parameters_path=maxtext_output/tuned run_name=preferred \\
       hf_train_files='pairs/*.jsonl' train_data_columns=[prompt,chosen,rejected]
   maxtext dpo hf_model_path=Qwen3-0.6B hf_train_files=pairs.parquet \\
-      dpo.algo=orpo lora.enable_lora=true";
+      dpo.algo=orpo lora.enable_lora=true lora.lora_rank=16 lora.lora_alpha=32";
 
 pub(super) const REWARD: &str = "\
 Trains a reward model, or resumes the run that `run_name` names.

@@ -22,7 +22,8 @@ use std::path::{Path, PathBuf};
 
 use mt_checkpoint::SkippedStep;
 use mt_config::{
-    CheckpointGroup, Config, Hardware, ModelDescription, Notice, Request, RunGroup, saved_config_path,
+    CheckpointGroup, Config, Hardware, ModelDescription, Notice, Request, RunGroup, run_directory_of,
+    saved_config_path,
 };
 use mt_models::hugging_face;
 use mt_runtime::Installation;
@@ -31,13 +32,16 @@ pub use adapters::with_adapter_settings;
 
 use crate::failure::Failure;
 
-/// Resolves a configuration. If it loads a published model, that model's description becomes a layer; a published teacher
-/// describes itself, too. Adapters that it loads give their options.
+/// Resolves a configuration. If it loads a published model, that model's description becomes a layer, and the model of a
+/// run that it loads becomes the lowest one; a published teacher describes itself, too. Adapters that it loads give their options.
 pub fn resolve(request: &Request) -> Result<Config, Failure> {
     let config = Config::resolve(request)?;
     let config = match published(&config) {
         Some(directory) => Config::resolve(&request.clone().describing(description_of(&directory)?))?,
-        None => config,
+        None => match run_of(&config, request) {
+            Some(run) => Config::resolve(&request.clone().with_model_of_run(saved_config_path(&run))?)?,
+            None => config,
+        },
     };
     let teacher = config.teacher_weights().filter(|path| hugging_face::is_hugging_face(path));
     let config = match teacher {
@@ -56,6 +60,13 @@ fn description_of(directory: &Path) -> Result<ModelDescription, Failure> {
         prediction_modules: hugging_face::num_prediction_modules(directory, &settings),
         settings: settings.into_pairs().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
     })
+}
+
+/// The run whose weights a configuration loads, unless the request is on top of that run's configuration already.
+fn run_of(config: &Config, request: &Request) -> Option<PathBuf> {
+    let group = CheckpointGroup::from_config(config).ok()?;
+    let path = group.parameters_path().filter(|_| request.saved.is_none())?;
+    run_directory_of(path).filter(|run| saved_config_path(run).is_file())
 }
 
 /// The directory of the published model that a configuration loads.

@@ -174,8 +174,75 @@ fn mistakes_in_keys_are_named() {
     ]);
     let qk = [&LORA[..], &["use_qk_clip=true"]].concat();
     sandbox.train("run", &qk).refused(&["`use_qk_clip`", "freeze"]);
-    let quantized = [&LORA[..], &["lora.lora_weight_qtype=nf4"]].concat();
-    sandbox.train("run", &quantized).refused(&["a quantized base below LoRA adapters"]);
     let misspelled = [&LORA[..], &["lora.lora_module_path=.*/quary"]].concat();
     sandbox.train("run", &misspelled).refused(&["matches no linear map", "`query`"]);
+}
+
+#[test]
+fn quantized_bases_train_resume_decode_and_merge() {
+    let quantized = ["lora.lora_weight_qtype=nf4", "lora.lora_tile_size=8", "lora.lora_dropout=0.1"];
+    let sandbox = trained(&quantized);
+    assert_eq!(sandbox.metrics("whole").losses(), sandbox.metrics("cut").losses());
+    let losses = sandbox.metrics("whole").losses();
+    assert!(losses[7] < losses[0], "{losses:?}");
+    let of_run = logits(&sandbox, &["load_parameters_path=runs/whole"]);
+    let dense =
+        [&LORA[..3], &["load_parameters_path=runs/base", "lora.lora_restore_path=runs/whole"]].concat();
+    let above_dense = logits(&sandbox, &dense);
+    assert!(above_dense != of_run, "the base of the run is not quantized");
+    let export = ["checkpoint", "export", "--output", "merged", "load_parameters_path=runs/whole"];
+    maxtext(&sandbox, &export).succeeded();
+    assert_near(&logits(&sandbox, &["hf_model_path=merged", "dtype=float32"]), &of_run, 1e-4);
+    let export = ["checkpoint", "export", "--format", "peft", "--output", "adapters"];
+    maxtext(&sandbox, &[&export[..], &["load_parameters_path=runs/whole"]].concat()).succeeded();
+    let saved = fs::read_to_string(sandbox.path("adapters/adapter_config.json")).unwrap();
+    assert!(saved.contains("\"lora_dropout\": 0.1"), "{saved}");
+    let restored = [&LORA[..3], &quantized, &["lora.lora_restore_path=adapters"]].concat();
+    let of_peft = logits(&sandbox, &[&restored[..], &["load_parameters_path=runs/base"]].concat());
+    assert_near(&of_peft, &of_run, 0.0);
+
+    let refused = |keys: &[&str], fragments: &[&str]| {
+        sandbox
+            .train("wrong", &[&LORA[..], &["load_parameters_path=runs/base"], keys].concat())
+            .failed(2, fragments);
+    };
+    refused(&["lora.lora_weight_qtype=int3"], &["weights of 3 bits below LoRA adapters"]);
+    refused(&["lora.lora_weight_qtype=mxfp4"], &["weights in `mxfp4` below LoRA adapters"]);
+    refused(&["lora.lora_weight_qtype=nf3"], &["lora_weight_qtype", "nf4"]);
+    refused(&["lora.lora_weight_qtype=nf4", "lora.lora_tile_size=5"], &["does not divide the 32 inputs"]);
+    refused(&["lora.lora_dropout=1"], &["drops everything"]);
+    let drawn = [&LORA[..], &["lora.lora_weight_qtype=nf4"]].concat();
+    sandbox.train("wrong", &drawn).refused(&["a quantized base of random weights"]);
+    let changed = [&LORA[..], &SHORT, &["load_parameters_path=runs/base", "steps=9"]].concat();
+    sandbox.train("whole", &changed).failed(2, &["lora_weight_qtype"]);
+}
+
+#[test]
+fn preferences_share_a_quantized_base() {
+    let sandbox = Sandbox::new();
+    sandbox.train("base", &["steps=6", "eval_interval=-1", "learning_rate=1e-2"]).succeeded();
+    let pair = |index: u32| {
+        let (prompt, chosen) = (format!("Say {index}: "), format!("it is {index}"));
+        serde_json::json!({"prompt": prompt, "chosen": chosen, "rejected": "no"}).to_string()
+    };
+    let pairs: Vec<String> = (0..8).map(pair).collect();
+    fs::write(sandbox.path("pairs.jsonl"), pairs.join("\n")).unwrap();
+    let keys = [
+        "use_dpo=true",
+        "hf_path=json",
+        "hf_train_files=pairs.jsonl",
+        "hf_eval_files=",
+        "eval_interval=-1",
+        "load_parameters_path=runs/base",
+        "lora.lora_weight_qtype=int8",
+        "steps=4",
+    ];
+    for (run, reference) in [("first", ""), ("named", "dpo.reference_path=runs/base")] {
+        let further: Vec<&str> = [reference].into_iter().filter(|key| !key.is_empty()).collect();
+        sandbox.train(run, &[&LORA[..], &keys, &further].concat()).succeeded();
+        // Policy and reference are the same model at first.
+        let loss = sandbox.metrics(run).losses()[0];
+        assert!((loss - std::f64::consts::LN_2).abs() < 1e-6, "{loss}");
+    }
+    assert_eq!(sandbox.metrics("first").losses(), sandbox.metrics("named").losses());
 }

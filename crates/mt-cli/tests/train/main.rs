@@ -25,3 +25,4 @@ mod stacks;
 mod stop;
 mod support;
 mod training_engine;
+mod user_functions;

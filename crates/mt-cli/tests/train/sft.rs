@@ -115,3 +115,40 @@ fn examples_are_shown_with_their_losses() {
     run(&sandbox, &["data", "show", "dataset_type=synthetic"]).refused(&["random tokens", "hint: name data"]);
     run(&sandbox, &["data", "show", "--count", "x"]).failed(2, &[]);
 }
+
+#[test]
+fn a_run_brings_its_model_to_training() {
+    let sandbox = Sandbox::new();
+    write_conversations(&sandbox);
+    let further = ["mlp_activations=[gelu]", "logits_via_embedding=true", "rope_max_timescale=5000"];
+    let base = [&["steps=3", "eval_interval=-1", "checkpoint_period=3"][..], &further].concat();
+    sandbox.train("base", &base).succeeded();
+    let of_run = ["load_parameters_path=runs/base", "base_output_directory=runs", "steps=1", "dtype=float32"];
+    let own = [FILES, "chat_template_path=template.jinja", "max_target_length=48", "per_device_batch_size=2"];
+    let keys = |command: &'static str, run: &'static str| [&[command], &of_run[..], &own, &[run]].concat();
+    run(&sandbox, &keys("sft", "run_name=tuned")).succeeded();
+    let saved = fs::read_to_string(sandbox.path("runs/tuned/config.yml")).unwrap();
+    for line in
+        ["base_emb_dim: 32", "logits_via_embedding: true", "vocab_size: 260", "rope_max_timescale: 5000"]
+    {
+        assert!(saved.lines().any(|saved| saved.starts_with(line)), "no `{line}` in\n{saved}");
+    }
+    // The run is what it is with all keys, and keys of a file or of the command line have priority.
+    let all = [
+        &["sft", "small.yml"],
+        &of_run[..],
+        &own,
+        &further,
+        &["run_name=all", "hf_path=json", "hf_eval_files=", "eval_interval=-1"],
+    ]
+    .concat();
+    run(&sandbox, &all).succeeded();
+    assert_eq!(sandbox.metrics("tuned").losses(), sandbox.metrics("all").losses());
+    let wider = [&keys("sft", "run_name=wider")[..], &["base_emb_dim=64"]].concat();
+    run(&sandbox, &wider).failed(2, &["runs/base"]);
+    let pair = json!({"prompt": "Say 1", "chosen": "It is 1.", "rejected": "No."});
+    fs::write(sandbox.path("chats.jsonl"), [pair.to_string(), pair.to_string()].join("\n")).unwrap();
+    run(&sandbox, &keys("dpo", "run_name=preferred")).succeeded();
+    let saved = fs::read_to_string(sandbox.path("runs/preferred/config.yml")).unwrap();
+    assert!(saved.lines().any(|line| line == "base_emb_dim: 32"), "{saved}");
+}

@@ -510,3 +510,25 @@ choice! {
         Cosine = "cosine",
     }
 }
+
+choice! {
+    /// The type of the frozen weights below adapters.
+    pub enum BaseCodes {
+        Int8 = "int8",
+        Int4 = "int4",
+        Nf4 = "nf4",
+    }
+    not built {
+        "int2": "weights of 2 bits below LoRA adapters",
+        "int3": "weights of 3 bits below LoRA adapters",
+        "int5": "weights of 5 bits below LoRA adapters",
+        "int6": "weights of 6 bits below LoRA adapters",
+        "int7": "weights of 7 bits below LoRA adapters",
+        "float8_e4m3fn": "weights in `float8_e4m3fn` below LoRA adapters",
+        "float8_e5m2": "weights in `float8_e5m2` below LoRA adapters",
+        "float4_e2m1fn": "weights in `float4_e2m1fn` below LoRA adapters",
+        "mxfp8": "weights in `mxfp8` below LoRA adapters",
+        "mxfp4": "weights in `mxfp4` below LoRA adapters",
+        "nvfp4": "weights in `nvfp4` below LoRA adapters",
+    }
+}

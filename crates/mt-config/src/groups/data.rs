@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::{Map, Value};
+
 use super::{
     BroughtTokenizer, FromValue,
     choices::{
@@ -36,6 +38,9 @@ group! {
         algo: PreferenceAlgorithm,
         max_prompt_length: Option<usize>,
         sft_train_on_completion_only: bool,
+        formatting_func_path: Option<String>,
+        formatting_func_kwargs: Map<String, Value>,
+        dataset_processor_path: Option<PathBuf>,
         chat_template: Option<String>,
         chat_template_path: Option<PathBuf>,
         packing: bool,
@@ -172,6 +177,7 @@ impl DataGroup {
             }
         }
         self.check_columns(config, problems);
+        self.check_functions(config, problems);
         if let Some(records) = self.records() {
             self.check_records(records.key(), config, problems);
         }
@@ -201,6 +207,47 @@ impl DataGroup {
                 ),
             ));
         }
+    }
+
+    /// Checks the functions of the user that turn rows into others.
+    fn check_functions(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let formats = self.formats_rows();
+        let processes = self.dataset_processor_path.is_some() && self.records().is_some();
+        if formats && processes {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, and rows have one function",
+                    config.stated("formatting_func_path"),
+                    config.stated("dataset_processor_path")
+                ),
+                "leave out one of both",
+            ));
+        }
+        let key = if formats { "formatting_func_path" } else { "dataset_processor_path" };
+        if (formats || processes) && self.is_made_here() {
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}, whose rows the program generates", config.stated(key), config.stated("hf_path")),
+                format!("name files with `hf_path=json` or `hf_path=parquet` and `hf_train_files`, or leave out `{key}`"),
+            ));
+        }
+    }
+
+    /// Whether a function of the user turns rows into conversations.
+    fn formats_rows(&self) -> bool {
+        self.formatting_func_path.is_some() && self.use_sft
+    }
+
+    /// The columns that files must have, if a function of the user turns their rows into others: those that the
+    /// configuration names for a formatting function, and otherwise none, for all. `None` without such a function.
+    pub fn columns_before_function(&self, is_train: bool) -> Option<Vec<String>> {
+        let (columns, origin) = match is_train {
+            true => (&self.train_data_columns, &self.train_columns_origin),
+            false => (&self.eval_data_columns, &self.eval_columns_origin),
+        };
+        if self.formats_rows() {
+            return Some(if origin.is_given() { columns.clone() } else { Vec::new() });
+        }
+        (self.dataset_processor_path.is_some() && self.records().is_some()).then(Vec::new)
     }
 
     /// Checks the numbers of columns.
@@ -273,6 +320,9 @@ impl DataGroup {
     /// The default names the column of plain text, which records do not have.
     fn columns(&self, columns: &[String], origin: &Origin) -> Vec<String> {
         let Some(records) = self.records() else { return columns.to_vec() };
+        if self.formats_rows() {
+            return records.usual_columns().iter().map(|column| (*column).to_owned()).collect();
+        }
         // A preset may be one of other records, and MaxText's `base.yml` names the column of plain text.
         let fits = records.column_numbers().contains(&columns.len()) && columns != [PLAIN_TEXT];
         match origin.is_given() || matches!(origin, Origin::Preset { .. }) && fits {

@@ -210,8 +210,11 @@ impl ExpertsGroup {
         let is_positive = |key: &str| config.entry(key).value.as_f64().is_some_and(|value| value > 0.0);
         let has_indexer = config.entry("use_indexer").value == true;
         let draws = config.entry("enable_dropout").value == true && is_positive("dropout_rate");
+        let adapts = config.entry("enable_lora").value == true && is_positive("lora_dropout");
         let learns = has_indexer && is_positive("indexer_loss_scaling_factor");
-        for (key, depends) in [("indexer_loss_scaling_factor", learns), ("dropout_rate", draws)] {
+        for (key, depends) in
+            [("indexer_loss_scaling_factor", learns), ("dropout_rate", draws), ("lora_dropout", adapts)]
+        {
             if depends {
                 problems.push(Problem::inconsistent(
                     format!(

@@ -1,7 +1,11 @@
 //! Low-rank adapters.
 
-use super::group;
-use crate::{config::Config, error::Problem};
+use super::{choices::BaseCodes, group};
+use crate::{
+    config::{Config, not_built, report},
+    error::Problem,
+    table::features,
+};
 
 group! {
     /// The adapters of a model's linear maps.
@@ -10,12 +14,20 @@ group! {
         lora_rank: usize,
         lora_alpha: f64,
         lora_module_path: String,
+        lora_dropout: f64,
+        lora_weight_qtype: Option<BaseCodes>,
+        lora_tile_size: Option<usize>,
         use_rslora: bool,
         use_dora: bool,
     }
 }
 
 impl LoraGroup {
+    /// The type of the frozen weights below adapters; `None` for that of the model's other weights.
+    pub fn base_codes(&self) -> Option<BaseCodes> {
+        self.lora_weight_qtype.filter(|_| self.enable_lora)
+    }
+
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         if !self.enable_lora {
             return;
@@ -32,6 +44,16 @@ impl LoraGroup {
             }
         }
         let is_empty = |key| config.entry(key).value.as_str().is_none_or(str::is_empty);
+        if self.lora_dropout >= 1.0 {
+            problems.push(Problem::inconsistent(
+                format!("{}, which drops everything", config.stated("lora_dropout")),
+                "use a share below 1, such as `lora.lora_dropout=0.05`",
+            ));
+        }
+        let has_source = ["load_parameters_path", "hf_model_path"].into_iter().any(|key| !is_empty(key));
+        if self.lora_weight_qtype.is_some() && !has_source {
+            report(problems, not_built(config.entry("lora_weight_qtype"), features::QUANTIZED_DRAWN_BASES));
+        }
         if !is_empty("lora_restore_path") && is_empty("load_parameters_path") && is_empty("hf_model_path") {
             problems.push(Problem::inconsistent(
                 format!(

@@ -46,12 +46,12 @@ pub use architecture::{
 };
 pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
-    AttentionKind, AttentionType, CanvasPolicy, ContextAxis, ContextStrategy, DataFormat, DatasetType,
-    DecoderBlock, DivergenceType, FeatureLoss, Hardware, HfTextUnit, LayerAttention, LearningRateSchedule,
-    LogitAlignment, MatmulPrecision, MlpActivation, OptimizerSpaceChoice, OptimizerType, OrpoForm,
-    PackingType, PreferenceAlgorithm, PreferenceLoss, ProfilerChoice, ReorderStrategy, RewardType, RopeType,
-    RoutedScores, SamplingStrategy, ShardMode, TokenizerType, TrainingObjective, WeightSchedule,
-    WsdDecayStyle,
+    AttentionKind, AttentionType, BaseCodes, CanvasPolicy, ContextAxis, ContextStrategy, DataFormat,
+    DatasetType, DecoderBlock, DivergenceType, FeatureLoss, Hardware, HfTextUnit, LayerAttention,
+    LearningRateSchedule, LogitAlignment, MatmulPrecision, MlpActivation, OptimizerSpaceChoice,
+    OptimizerType, OrpoForm, PackingType, PreferenceAlgorithm, PreferenceLoss, ProfilerChoice,
+    ReorderStrategy, RewardType, RopeType, RoutedScores, SamplingStrategy, ShardMode, TokenizerType,
+    TrainingObjective, WeightSchedule, WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;

@@ -2,8 +2,8 @@
 
 use super::{KeyGroup, features};
 use crate::{
-    groups::{FeatureLoss, WeightSchedule},
-    key::{Key, Literal},
+    groups::{BaseCodes, FeatureLoss, WeightSchedule},
+    key::{Choice, Key, Literal},
 };
 
 pub(super) const GROUPS: &[KeyGroup] = &[
@@ -34,17 +34,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "formatting_func_path",
                 "",
-                "User function that turns a row of a fine-tuning dataset into a conversation.",
+                "Python function, as `module.function`, that turns a row of fine-tuning data into one with \
+                 `messages`. It runs in `python3`, once, before training.",
             )
-            .refused(features::FORMATTING_FUNCTIONS)
             .only_with("use_sft", &[])
             .acts_on("data"),
             Key::mapping(
                 "formatting_func_kwargs",
                 "Arguments by name for the function of `formatting_func_path`.",
             )
-            .refused(features::FORMATTING_FUNCTIONS)
-            .only_with("use_sft", &[])
+            .only_with("formatting_func_path", &[])
             .acts_on("data"),
             Key::optional_boolean("use_grpo", "Train by group-relative policy optimization (GRPO).")
                 .neutral(&[Literal::Bool(false)])
@@ -86,23 +85,31 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .only_with("enable_lora", &[])
             .acts_on("fine-tuning"),
-            Key::optional_text(
-                "lora_weight_qtype",
-                "Type to which the frozen weights below the adapters are quantized, such as \
-                 `nf4`; not quantized if none.",
+            Key::float(
+                "lora_dropout",
+                0.0,
+                "Dropout rate of adapters in training: the share of their inputs that are dropped.",
             )
-            .neutral(&[Literal::Text("")])
-            .refused(features::QUANTIZED_BASES)
+            .at_least(0.0)
+            .only_with("enable_lora", &[])
+            .acts_on("fine-tuning")
+            .own(),
+            Key::optional_choice(
+                "lora_weight_qtype",
+                BaseCodes::WORDS,
+                "Type to which the frozen weights below the adapters are quantized (QLoRA); not \
+                 quantized if none.",
+            )
+            .refuse_choices(BaseCodes::REFUSED)
             .only_with("enable_lora", &[])
             .acts_on("quantization"),
             Key::optional_integer(
                 "lora_tile_size",
-                "Number of quantized weights below adapters that share a scale; a whole \
-                 channel if none.",
+                "Number of quantized weights along the last input axis that share a scale; all of \
+                 them if none or 0.",
             )
             .at_least(0.0)
-            .refused(features::QUANTIZED_BASES)
-            .only_with("enable_lora", &[])
+            .only_with("lora_weight_qtype", &[])
             .acts_on("quantization"),
             Key::text(
                 "lora_restore_path",

@@ -511,10 +511,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "dataset_processor_path",
                 "",
-                "File with user code that turns rows of a dataset into prompts and expected \
-                 answers.",
+                "Python file whose function `process_data` turns a row of data into one with the columns \
+                 that are read. It runs in `python3`, once, before training.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_sft", &[])
+            .only_with("use_dpo", &[])
+            .only_with("use_reward", &[])
             .acts_on("data"),
         ],
     },

@@ -43,7 +43,8 @@ pub enum Source {
     JsonLines { files: Vec<String>, column: String },
     /// Parquet files, with the text in the string column `column`, where `a.b` is the field `b` of the group `a`.
     Parquet { files: Vec<String>, column: String },
-    /// Files of records, each with these columns. A document is a record as JSON, with values of any type.
+    /// Files of records, each with these columns; without any, with whichever it has. A document is a record as JSON, with
+    /// values of any type.
     Records { files: Vec<String>, format: RecordFormat, columns: Vec<String> },
     /// The documentation and source code under the repository at `root`.
     Repository { root: PathBuf, split: Split },

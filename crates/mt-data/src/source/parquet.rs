@@ -299,9 +299,9 @@ fn tail(path: &Path) -> Result<(u64, u32)> {
     Ok((length, crc32c::crc32c(&end)))
 }
 
-/// Whether records with these columns hold a top-level column.
+/// Whether records with these columns hold a top-level column; without any, records hold all columns.
 fn is_record_column(name: &str, columns: &[String]) -> bool {
-    columns.iter().any(|column| column == name) || OPTIONAL_COLUMNS.contains(&name)
+    columns.is_empty() || columns.iter().any(|column| column == name) || OPTIONAL_COLUMNS.contains(&name)
 }
 
 /// Whether records with these columns hold a leaf column.

@@ -23,6 +23,10 @@ pub struct AdapterConfig {
     pub targets: AdapterTargets,
     /// The expression that chose them; empty for the usual ones.
     pub module_path: String,
+    /// The format of the frozen weights below adapters.
+    pub base_format: &'static dyn WeightFormat,
+    /// Whether the weights have the arrays of adapters. The frozen base alone has none.
+    pub has_arrays: bool,
 }
 
 /// The weights that have adapters.
@@ -44,6 +48,16 @@ impl AdapterConfig {
 }
 
 impl DecoderConfig {
+    /// Whether training drops activations, or inputs of adapters.
+    pub(super) fn drops(&self) -> bool {
+        self.dropout_rate > 0.0 || self.drops_inputs_of_adapters()
+    }
+
+    /// Whether training drops inputs of adapters.
+    pub(super) fn drops_inputs_of_adapters(&self) -> bool {
+        self.adapters.as_ref().is_some_and(|adapters| adapters.adapter.dropout > 0.0)
+    }
+
     /// Whether a weight has an adapter. For a scanned stack, `layer` is the first one.
     pub(super) fn adapts(&self, role: &str, layer: Option<usize>) -> bool {
         self.adapters.as_ref().is_some_and(|adapters| adapters.includes(role, layer))
@@ -84,8 +98,8 @@ enum Pass {
     Plain,
     /// The roles of weights are their numbers.
     Numbered,
-    /// These weights have adapters.
-    Adapted { adapter: Adapter, chosen: Rc<HashSet<usize>> },
+    /// These weights have adapters, above weights of this format.
+    Adapted { adapter: Option<Adapter>, base: &'static dyn WeightFormat, chosen: Rc<HashSet<usize>> },
 }
 
 impl Declarations {
@@ -103,9 +117,10 @@ impl Declarations {
                 let numbered = ParamSpec { role: number.to_string(), ..dense };
                 Weight::declare(format, numbered, num_inputs)
             }
-            Pass::Adapted { adapter, chosen } if chosen.contains(&number) => {
-                Weight::declare_adapted(format, dense, num_inputs, *adapter)
-            }
+            Pass::Adapted { adapter, base, chosen } if chosen.contains(&number) => match adapter {
+                Some(adapter) => Weight::declare_adapted(*base, dense, num_inputs, *adapter),
+                None => Weight::declare(*base, dense, num_inputs),
+            },
             Pass::Plain | Pass::Adapted { .. } => Weight::declare(format, dense, num_inputs),
         }
     }
@@ -120,7 +135,10 @@ pub(super) fn with_adapters<T>(
 where
     T: Tree<Leaf = ParamSpec>,
 {
-    let Some(AdapterConfig { adapter, .. }) = config.adapters else { return declare(&config.builder()) };
+    let Some(AdapterConfig { adapter, base_format: base, has_arrays, .. }) = config.adapters else {
+        return declare(&config.builder());
+    };
+    let adapter = Some(adapter).filter(|_| has_arrays);
     let within = |pass| {
         let declarations = Declarations { pass, next: Rc::default() };
         declare(&SpecBuilder { declarations, ..config.builder() })
@@ -130,7 +148,7 @@ where
         let number: usize = spec.role.parse().ok()?;
         adapts(&path).then_some(number)
     });
-    within(Pass::Adapted { adapter, chosen: Rc::new(numbered.collect()) })
+    within(Pass::Adapted { adapter, base, chosen: Rc::new(numbered.collect()) })
 }
 
 /// The same parameters, of which only adapters are trained.

@@ -79,11 +79,6 @@ impl DecoderConfig {
         })
     }
 
-    /// The key of this step's dropout, if there is dropout.
-    pub(super) fn dropout_key<'t>(&self, forward: &Forward<'t>) -> Option<Key<'t>> {
-        forward.dropout.filter(|_| self.dropout_rate > 0.0)
-    }
-
     /// The dropout of the input and the normalized output of a stack, which only the stacks of encoder–decoder models
     /// have.
     pub(super) fn dropout_at_ends<'t>(
@@ -93,7 +88,7 @@ impl DecoderConfig {
         is_encoder: bool,
     ) -> Dropout<'t> {
         let stack = if is_encoder { "encoder" } else { "decoder" };
-        match self.dropout_key(forward).filter(|_| self.encoder.is_some()) {
+        match forward.dropout.filter(|_| self.encoder.is_some() && self.dropout_rate > 0.0) {
             Some(key) => Dropout::On { rate: self.dropout_rate, key: key.fold_in_name(stack), order },
             None => Dropout::Off,
         }
@@ -170,7 +165,7 @@ impl<'t> DecoderParameters<Tensor<'t>> {
             segments,
             biases: config.biases(encoder.relative_bias, segments, true),
             source: None,
-            dropout: config.dropout_key(forward),
+            dropout: forward.dropout.filter(|_| config.drops()),
             state: None,
             per_layer: None,
             wanted: wanted.to_vec(),

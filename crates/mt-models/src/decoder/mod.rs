@@ -342,7 +342,7 @@ impl ForwardPass for Decoder {
             segments,
             biases: config.biases(model.relative_bias, segments, false),
             source: encoded.as_ref().map(|encoded| encoded.states),
-            dropout: config.dropout_key(&forward),
+            dropout: forward.dropout.filter(|_| config.drops()),
             state: forward.state.map(|state| StackState {
                 start: state.start,
                 is_filled: state.is_filled,
@@ -441,11 +441,17 @@ impl Storage for Decoder {
     }
 
     fn adapters(&self) -> Option<&AdapterConfig> {
-        self.config.adapters.as_ref()
+        self.config.adapters.as_ref().filter(|adapters| adapters.has_arrays)
+    }
+
+    fn base(&self) -> Option<Box<dyn Model>> {
+        let adapters = AdapterConfig { has_arrays: false, ..self.adapters()?.clone() };
+        let config = DecoderConfig { adapters: Some(adapters), ..self.config.clone() };
+        Some(Box::new(Self::new(config, self.family)))
     }
 
     fn without_adapters(&self) -> Option<Box<dyn Model>> {
-        self.config.adapters.as_ref()?;
+        self.adapters()?;
         let config = DecoderConfig { adapters: None, ..self.config.clone() };
         Some(Box::new(Self::new(config, self.family)))
     }

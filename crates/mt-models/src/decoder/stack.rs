@@ -3,12 +3,12 @@
 use std::{collections::HashMap, ops::Range};
 
 use mt_nn::{
-    Dropout, LayerIndex, LayerPlace, ParamSpec, RotaryAngles, RotaryOptions,
+    Dropout, LayerIndex, LayerPlace, ParamSpec, RotaryAngles, RotaryOptions, SequenceOrder,
     attention::Segments,
     axes::{LAYERS, POSITION},
     constrain_to_specs,
 };
-use mt_shape::{Axis, DType, Path, Tree, axis};
+use mt_shape::{Axis, DType, Noise, Path, Tree, axis};
 use mt_trace::{Key, Memory, Region, SavePolicy, ScanOptions, Tensor};
 
 use super::{
@@ -47,6 +47,12 @@ impl<L> Tree for Layers<L> {
             layers: path.within(&segment.name, |path| segment.layers.map_leaves_at(path, map)),
         });
         Layers { segments: segments.collect() }
+    }
+
+    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<L>) {
+        for Segment { name, layers } in &mut self.segments {
+            path.within(name, |path| layers.attach_noise_at(path, noise));
+        }
     }
 }
 
@@ -394,6 +400,20 @@ fn apply<'b, 't: 'b>(
         let views = pools.map(|(spec, pool)| pages.view(spec.kept, *pool, num_tokens, state.is_filled));
         Some(views.collect::<Vec<Tensor<'b>>>())
     });
+    let key = given.key.map(Key::new);
+    let with_noise = key.filter(|_| config.drops_inputs_of_adapters()).map(|key| {
+        let paired_shards = match order {
+            SequenceOrder::AsRead => None,
+            SequenceOrder::Paired { shards } => Some(shards),
+        };
+        let mut layer = layer.clone();
+        layer.attach_noise(|path| {
+            let key = key.fold_in_name(&format!("adapter of {path}")).value();
+            Noise { key, paired_shards }
+        });
+        layer
+    });
+    let layer = with_noise.as_ref().unwrap_or(layer);
     let parts = PartInputs {
         tokens: inputs.tokens,
         numbers: inputs.numbers,
@@ -411,7 +431,10 @@ fn apply<'b, 't: 'b>(
         }),
         imports: given.imports,
         wanted: &inputs.wanted,
-        dropout: given.key.map_or(Dropout::Off, |key| Dropout::On { rate, key: Key::new(key), order }),
+        dropout: match key.filter(|_| rate > 0.0) {
+            Some(key) => Dropout::On { rate, key, order },
+            None => Dropout::Off,
+        },
     };
     let residual = config.residual;
     layer.forward(x, config.norm, kind, LayerInputs { parts, per_layer: given.per_layer, residual })

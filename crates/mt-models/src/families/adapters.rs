@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use fancy_regex::Regex;
-use mt_config::{LoraGroup, ModelGroup};
-use mt_nn::{Adapter, AdapterArray};
+use mt_config::{BaseCodes, LoraGroup, ModelGroup};
+use mt_nn::{Adapter, AdapterArray, DENSE, LayerPlace, ParamSpec, Quantized, QuantizedType, WeightFormat};
 
 use super::build_decoder;
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     hugging_face::adapted_tensors,
 };
 
-type NamedSpec = (mt_shape::Path, mt_nn::ParamSpec);
+type NamedSpec = (mt_shape::Path, ParamSpec);
 
 const KEY: &str = "lora.lora_module_path";
 
@@ -31,6 +31,8 @@ struct Matrix {
     module: String,
     /// Whether it is a linear map that can have an adapter. Routers and experts cannot.
     can_adapt: bool,
+    /// The size of the last input axis.
+    input: usize,
 }
 
 impl Matrix {
@@ -86,23 +88,62 @@ pub(super) fn adapters(dense: &Decoder, keys: &LoraGroup) -> Result<Option<Adapt
         matrix.layers.iter().map(|layer| (matrix.role.clone(), *layer)).collect::<Vec<_>>()
     });
     Ok(Some(AdapterConfig {
-        adapter: Adapter { rank, scale: alpha / divisor, has_magnitude: keys.use_dora },
+        adapter: Adapter {
+            rank,
+            scale: alpha / divisor,
+            has_magnitude: keys.use_dora,
+            dropout: keys.lora_dropout,
+        },
         alpha,
         is_rank_stabilized: keys.use_rslora,
         targets: AdapterTargets::These(Arc::new(of_layers.collect::<BTreeSet<_>>())),
         module_path: keys.lora_module_path.clone(),
+        base_format: base_format(keys, &chosen)?,
+        has_arrays: true,
     }))
+}
+
+/// The format of the frozen weights below adapters.
+///
+/// # Errors
+/// Dropout is requested for a linear map outside of layers, or tiles do not divide the inputs of a linear map.
+fn base_format(keys: &LoraGroup, chosen: &[&Matrix]) -> Result<&'static dyn WeightFormat, ModelError> {
+    let outside = chosen.iter().find(|matrix| matrix.layers == [None]);
+    if let Some(matrix) = outside.filter(|_| keys.lora_dropout > 0.0) {
+        return Err(ModelError::DropoutOutsideOfLayers { module: matrix.module.clone() });
+    }
+    let Some(codes) = keys.base_codes() else { return Ok(&DENSE) };
+    let tile = keys.lora_tile_size.filter(|tile| *tile > 0);
+    let undivided = |matrix: &&&Matrix| tile.is_some_and(|tile| !matrix.input.is_multiple_of(tile));
+    if let (Some(matrix), Some(tile)) = (chosen.iter().find(undivided), tile) {
+        return Err(ModelError::TileOfScales { tile, module: matrix.module.clone(), input: matrix.input });
+    }
+    let codes = match codes {
+        BaseCodes::Int8 => QuantizedType::Int8,
+        BaseCodes::Int4 => QuantizedType::Int4,
+        BaseCodes::Nf4 => QuantizedType::Nf4,
+    };
+    Ok(Quantized::of(codes, tile))
+}
+
+/// The size of a matrix's last input axis.
+fn last_input(spec: &ParamSpec) -> usize {
+    let layers = usize::from(matches!(spec.place, LayerPlace::Stacked { .. }));
+    let last = (layers + spec.num_group_axes + spec.num_input_axes).checked_sub(1);
+    last.and_then(|last| spec.axes.get(last)).map_or(1, |axis| axis.size)
 }
 
 /// The matrices of linear maps, routers and experts.
 fn matrices(dense: &Decoder) -> Vec<Matrix> {
     // Every linear map gets an adapter, of which only the name matters.
     let all = AdapterConfig {
-        adapter: Adapter { rank: 1, scale: 1.0, has_magnitude: false },
+        adapter: Adapter { rank: 1, scale: 1.0, has_magnitude: false, dropout: 0.0 },
         alpha: 1.0,
         is_rank_stabilized: false,
         targets: AdapterTargets::All,
         module_path: String::new(),
+        base_format: &DENSE,
+        has_arrays: true,
     };
     let config = DecoderConfig { adapters: Some(all), ..dense.config().clone() };
     let segments = dense.config().segments();
@@ -119,6 +160,7 @@ fn matrices(dense: &Decoder) -> Vec<Matrix> {
             return None;
         }
         let parameter = Parameter::of(&segments, &path, &spec);
+        let input = last_input(&spec);
         let layers: Vec<Option<usize>> = parameter.layers().into_iter().map(Some).collect();
         // Matrices of experts have no module of their own.
         let names = if stored.key.last().is_some_and(|name| name == "kernel") { 1 } else { 0 };
@@ -128,6 +170,7 @@ fn matrices(dense: &Decoder) -> Vec<Matrix> {
             layers: if layers.is_empty() { vec![None] } else { layers },
             module: stored.key[..stored.key.len() - names].join("/"),
             can_adapt,
+            input,
         })
     };
     let (parameters, storage) = (dense.parameters(), dense.storage());

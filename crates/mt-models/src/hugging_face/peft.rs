@@ -175,7 +175,7 @@ pub(super) fn config_text(model: &dyn Model, base: &str) -> Result<String, Model
         "layers_pattern": null,
         "layers_to_transform": null,
         "lora_alpha": alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": adapter.dropout,
         "modules_to_save": if whole.is_empty() { Value::Null } else { json!(whole) },
         "peft_type": "LORA",
         "r": adapter.rank,

@@ -170,7 +170,7 @@ impl AdaptedParameters {
         base: WeightsOrigin,
         adapters: Option<SavedAdapters>,
     ) -> Result<Self, StateError> {
-        let base_model = model.without_adapters().expect("the model has adapters");
+        let base_model = model.base().expect("the model has adapters");
         // The head of a reward model is trained beside the adapters.
         let base_model = base_model.language_model().unwrap_or(base_model);
         let keeps_head = model.language_model().is_none();

@@ -32,7 +32,12 @@ pub trait Storage {
     /// The adapters of the model's linear maps. Its other parameters are frozen and loaded separately.
     fn adapters(&self) -> Option<&AdapterConfig>;
 
-    /// The model without its adapters, whose parameters have the same order; `None` if it has none.
+    /// The frozen model below the adapters, whose parameters are those of this model in the same order and the same
+    /// formats; `None` if it has no adapters.
+    fn base(&self) -> Option<Box<dyn Model>>;
+
+    /// The model without its adapters, each weight as one array, into which adapters can be merged; `None` if it has
+    /// none.
     fn without_adapters(&self) -> Option<Box<dyn Model>>;
 
     /// The language model from which a reward model is trained: the same layers with the head of a language model. `None` if

@@ -46,11 +46,11 @@ const SOME: (&str, &str, &[&str]) = (
 );
 
 /// A directory that PEFT saved.
-fn peft(model: &str, variant: &str) -> PathBuf {
+pub fn peft(model: &str, variant: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/adapters").join(model).join(variant)
 }
 
-fn with_keys(keys: &[&str]) -> Vec<String> {
+pub fn with_keys(keys: &[&str]) -> Vec<String> {
     let of_group =
         keys.iter().map(|key| if key.starts_with("scan") { (*key).into() } else { format!("lora.{key}") });
     [String::from("lora.enable_lora=true")].into_iter().chain(of_group).collect()
@@ -62,7 +62,7 @@ fn built(directory: &Directory, keys: &[&str]) -> Result<Decoder, ModelError> {
     mt_models::build_decoder(&directory.group(&keys)?)
 }
 
-fn on_host(arrays: &[Array]) -> Vec<HostArray> {
+pub fn on_host(arrays: &[Array]) -> Vec<HostArray> {
     arrays.iter().map(|array| array.to_host().unwrap()).collect()
 }
 
@@ -75,7 +75,7 @@ fn loaded(directory: &Directory, model: &Decoder, variant: &str) -> (Vec<HostArr
     (base, on_host(&adapters))
 }
 
-fn together(model: &Decoder, base: &[HostArray], adapters: &[HostArray]) -> Vec<HostArray> {
+pub fn together(model: &Decoder, base: &[HostArray], adapters: &[HostArray]) -> Vec<HostArray> {
     let (mut base, mut adapters) = (base.iter(), adapters.iter());
     let next = |(_, spec): &(mt_shape::Path, mt_nn::ParamSpec)| match spec.adapter {
         Some(_) => adapters.next().unwrap().clone(),

@@ -53,6 +53,10 @@ impl WeightEncoding for Pairs {
         "pairs"
     }
 
+    fn format(&self) -> &'static dyn WeightFormat {
+        &PAIRS
+    }
+
     fn arrays(&self, dense: &ParamSpec, num_inputs: usize) -> Vec<ArrayForm> {
         let axes = |block: usize| {
             let along = 0..dense.axes.len();

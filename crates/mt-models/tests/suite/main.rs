@@ -30,6 +30,7 @@ mod pieces;
 mod placement;
 mod prediction;
 mod quantized;
+mod quantized_adapters;
 mod reference;
 mod remat;
 mod saved;

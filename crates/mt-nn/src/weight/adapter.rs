@@ -4,10 +4,11 @@
 //! these to its outputs. DoRA also rescales each output to a learned norm. The definitions are those of the PEFT
 //! library.
 
-use mt_shape::{Axis, DType, Path, axis};
-use mt_trace::{ScanOptions, Tensor};
+use mt_shape::{Axis, DType, Noise, Path, axis};
+use mt_trace::{Key, ScanOptions, Tensor};
 
-use crate::{Initializer, LayerPlace, ParamSpec};
+use super::{DENSE, WeightFormat};
+use crate::{Initializer, LayerPlace, ParamSpec, SequenceOrder, dropout};
 
 /// The axis of an adapter's rank.
 pub const LORA_RANK: &str = "lora_rank";
@@ -20,6 +21,22 @@ pub struct Adapter {
     pub scale: f64,
     /// Whether each output has a learned norm (DoRA).
     pub has_magnitude: bool,
+    /// The share of the adapter's inputs that training drops.
+    pub dropout: f64,
+}
+
+/// The frozen weight below an adapter.
+#[derive(Clone, Copy)]
+pub(super) struct Frozen<'a, 't> {
+    pub format: &'static dyn WeightFormat,
+    pub arrays: &'a [Tensor<'t>],
+}
+
+impl<'t> Frozen<'_, 't> {
+    /// The weight as one array in `f32`.
+    fn dense(self) -> Tensor<'t> {
+        self.format.dense(self.arrays, DType::F32)
+    }
 }
 
 /// The arrays of an adapter.
@@ -84,22 +101,35 @@ impl Adapter {
         arrays
     }
 
-    /// The product with the whole weight, from the product with the frozen one. `dense` gives the frozen weight in `f32`.
+    /// The product with the whole weight. `noise` drops inputs of the adapter, as the PEFT library does: with a learned norm
+    /// the norm's change also acts on what is left of the inputs.
     #[track_caller]
     pub(super) fn dot<'t>(
         self,
         arrays: &[Tensor<'t>],
         x: Tensor<'t>,
         over: &[&'static str],
-        product: Tensor<'t>,
-        dense: impl FnOnce() -> Tensor<'t>,
+        frozen: Frozen<'_, 't>,
+        noise: Option<Noise<Tensor<'t>>>,
     ) -> Tensor<'t> {
         let dtype = x.dtype();
-        let low = x.dot(arrays[0].cast(dtype), over);
-        let sum = product + low.dot(arrays[1].cast(dtype), &[LORA_RANK]) * self.scale;
-        match self.factors(arrays, dense) {
-            Some(factors) => sum * factors.cast(dtype),
-            None => sum,
+        let product = frozen.format.dot(frozen.arrays, x, over);
+        let dropped = noise.filter(|_| self.dropout > 0.0).map(|noise| {
+            let order = match noise.paired_shards {
+                Some(shards) => SequenceOrder::Paired { shards },
+                None => SequenceOrder::AsRead,
+            };
+            dropout(x, self.dropout, Key::new(noise.key), order)
+        });
+        let low = dropped.unwrap_or(x).dot(arrays[0].cast(dtype), over);
+        let added = low.dot(arrays[1].cast(dtype), &[LORA_RANK]) * self.scale;
+        match (self.factors(arrays, || frozen.dense()), dropped) {
+            (None, _) => product + added,
+            (Some(factors), None) => (product + added) * factors.cast(dtype),
+            (Some(factors), Some(dropped)) => {
+                let change = frozen.format.dot(frozen.arrays, dropped, over) * (factors - 1.0).cast(dtype);
+                product + change + added * factors.cast(dtype)
+            }
         }
     }
 
@@ -148,63 +178,94 @@ pub fn first_magnitudes<'t>(
         if spec.adapter != Some(AdapterArray::Magnitude) {
             continue;
         }
-        let weight = path.parent();
-        let base = parameters.iter().position(|(other, _)| *other == weight);
-        let base = base.expect("an adapter's weight is at the parent of its path");
+        let weight = Weighted::at(&path.parent(), parameters);
         let kept: Vec<&'static str> = spec.axes.iter().map(|axis| axis.name).collect();
-        let inputs = parameters[base].1.axes.iter().map(|axis| axis.name).filter(|name| !kept.contains(name));
-        let norms = norm_of_outputs(values(base), &inputs.collect::<Vec<_>>());
-        made.push((index, norms.cast(spec.dtype)));
+        let names = weight.dense.axes.iter().map(|axis| axis.name);
+        let inputs: Vec<&'static str> = names.filter(|name| !kept.contains(name)).collect();
+        let base: Vec<Tensor<'t>> = weight.base.iter().map(|index| values(*index)).collect();
+        let norms =
+            weight.of_each_layer(&base, &[], |dense, _| norm_of_outputs(dense, &inputs).cast(spec.dtype));
+        made.push((index, norms));
     }
     made
 }
 
-/// The parameters without adapters, in order, with the adapters merged into their weights. Weights keep their types; sums
-/// are computed in `f32`.
+/// The parameters without adapters, in order, with the adapters merged into their weights, each as one dense array.
+/// Weights keep the types of their dense form; sums are computed in `f32`.
 pub fn merged_weights<'t>(
     parameters: &[(Path, ParamSpec)],
     adapter: Adapter,
     values: &[Tensor<'t>],
 ) -> Vec<Tensor<'t>> {
-    let is_kept = |spec: &ParamSpec| matches!(spec.adapter, None | Some(AdapterArray::Whole));
+    let is_kept =
+        |spec: &ParamSpec| matches!(spec.adapter, None | Some(AdapterArray::Whole)) && spec.is_first_array();
     let of_base = parameters.iter().zip(values).filter(|((_, spec), _)| is_kept(spec));
     let merged = of_base.map(|((path, spec), value)| {
-        let adapted = parameters
-            .iter()
-            .zip(values)
-            .filter(|((other, array), _)| array.adapter.is_some() && other.parent() == *path);
-        let arrays: Vec<Tensor<'t>> = adapted.map(|(_, array)| *array).collect();
-        if arrays.is_empty() {
+        let weight = Weighted::at(&spec.stored_form(path).0, parameters);
+        if weight.adapter.is_empty() && spec.encoded.is_none() {
             return *value;
         }
-        match spec.place {
-            LayerPlace::Stacked { .. } => merged_stack(spec, adapter, *value, &arrays),
-            LayerPlace::None | LayerPlace::One(_) => {
-                adapter.merged(&arrays, value.cast(DType::F32)).cast(spec.dtype)
-            }
-        }
+        let arrays = |indices: &[usize]| indices.iter().map(|index| values[*index]).collect::<Vec<_>>();
+        let dtype = weight.dense.dtype;
+        weight.of_each_layer(&arrays(&weight.base), &arrays(&weight.adapter), |dense, adapted| {
+            let merged = if adapted.is_empty() { dense } else { adapter.merged(adapted, dense) };
+            merged.cast(dtype)
+        })
     });
     merged.collect()
 }
 
-/// The weight and the adapter of a layer.
-#[derive(mt_derive::Tree)]
-struct LayerWeight<L> {
-    dense: L,
-    arrays: Vec<L>,
+/// A weight among a model's parameters, by the indices of its arrays.
+struct Weighted {
+    /// The weight as one array.
+    dense: ParamSpec,
+    format: &'static dyn WeightFormat,
+    base: Vec<usize>,
+    adapter: Vec<usize>,
 }
 
-/// Merges the adapters of stacked layers, one layer after the other.
-fn merged_stack<'t>(
-    spec: &ParamSpec,
-    adapter: Adapter,
-    dense: Tensor<'t>,
-    arrays: &[Tensor<'t>],
-) -> Tensor<'t> {
-    let layers = LayerWeight { dense, arrays: arrays.to_vec() };
-    let ([], [merged]) = dense.region().scan(ScanOptions::over(spec.axes[0]), [], &layers, |_, [], layer| {
-        let merged = adapter.merged(&layer.arrays, layer.dense.cast(DType::F32));
-        ([], [merged.cast(spec.dtype)])
-    });
-    merged
+impl Weighted {
+    fn at(weight: &Path, parameters: &[(Path, ParamSpec)]) -> Self {
+        let indices = |includes: &dyn Fn(&Path, &ParamSpec) -> bool| -> Vec<usize> {
+            let all = parameters.iter().enumerate();
+            all.filter(|(_, (path, spec))| includes(path, spec)).map(|(index, _)| index).collect()
+        };
+        let base = indices(&|path, spec| match spec.encoded {
+            Some(_) => path.parent() == *weight,
+            None => path == weight,
+        });
+        let adapter = indices(&|path, spec| spec.adapter.is_some() && path.parent() == *weight);
+        let first = base.first().expect("an adapter's weight is at the parent of its path");
+        let (path, spec) = &parameters[*first];
+        let format: &'static dyn WeightFormat = match &spec.encoded {
+            Some(array) => array.weight.encoding.format(),
+            None => &DENSE,
+        };
+        Self { dense: spec.stored_form(path).1, format, base, adapter }
+    }
+
+    /// The results of `compute` for the dense form in `f32` and the adapter's arrays, one layer after the other.
+    fn of_each_layer<'t>(
+        &self,
+        base: &[Tensor<'t>],
+        adapter: &[Tensor<'t>],
+        compute: impl for<'b> Fn(Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>,
+    ) -> Tensor<'t> {
+        let LayerPlace::Stacked { .. } = self.dense.place else {
+            return compute(self.format.dense(base, DType::F32), adapter);
+        };
+        let layers = LayerWeight { base: base.to_vec(), adapter: adapter.to_vec() };
+        let over = ScanOptions::over(self.dense.axes[0]);
+        let ([], [made]) = base[0].region().scan(over, [], &layers, |_, [], layer| {
+            ([], [compute(self.format.dense(&layer.base, DType::F32), &layer.adapter)])
+        });
+        made
+    }
+}
+
+/// The arrays of the weight and of the adapter of a layer.
+#[derive(mt_derive::Tree)]
+struct LayerWeight<L> {
+    base: Vec<L>,
+    adapter: Vec<L>,
 }

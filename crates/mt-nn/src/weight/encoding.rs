@@ -7,12 +7,16 @@ use std::{fmt, ops::Range, sync::Arc};
 
 use mt_shape::{Axis, DType, HostArray, Path};
 
+use super::WeightFormat;
 use crate::{Initializer, LayerPlace, ParamSpec};
 
 /// The way between a weight's dense array and the arrays of its format. One layer is encoded at a time.
 pub trait WeightEncoding: fmt::Debug + Send + Sync {
     /// The name that tells encodings apart, such as `int8`.
     fn name(&self) -> &'static str;
+
+    /// The format whose arrays these are, which computes with them.
+    fn format(&self) -> &'static dyn WeightFormat;
 
     /// The arrays of a weight, given its dense form in one layer; see [`EncodedWeight::num_inputs`].
     fn arrays(&self, dense: &ParamSpec, num_inputs: usize) -> Vec<ArrayForm>;

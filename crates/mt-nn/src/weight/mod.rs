@@ -7,15 +7,18 @@
 mod adapter;
 mod dense;
 mod encoding;
+mod quantized;
 
 use std::fmt;
 
-use mt_shape::{Axis, DType, LogicalAxis, Path, Tree, logical};
+use mt_shape::{Axis, DType, LogicalAxis, Noise, Path, Tree, logical};
 use mt_trace::Tensor;
 
+use adapter::Frozen;
 pub use adapter::{Adapter, AdapterArray, LORA_RANK, first_magnitudes, merged_weights};
 pub use dense::DENSE;
 pub use encoding::{ArrayForm, EncodedArray, EncodedWeight, WeightEncoding, encoded};
+pub use quantized::{Quantized, QuantizedType};
 
 use crate::ParamSpec;
 
@@ -26,6 +29,8 @@ pub struct Weight<L> {
     adapter: Option<Adapter>,
     /// The arrays with their names: those of the format, then those of the adapter.
     arrays: Vec<(&'static str, L)>,
+    /// The random numbers by which training drops inputs of the adapter.
+    noise: Option<Noise<L>>,
 }
 
 /// A form of weights: their arrays, and products with them.
@@ -73,7 +78,7 @@ impl PartialEq for dyn WeightFormat {
 impl Weight<ParamSpec> {
     /// Declares a weight that would be `dense` as one array and whose first `num_inputs` axes are a linear map's input.
     pub fn declare(format: &'static dyn WeightFormat, dense: ParamSpec, num_inputs: usize) -> Self {
-        Self { format, adapter: None, arrays: format.specs(dense, num_inputs) }
+        Self { format, adapter: None, arrays: format.specs(dense, num_inputs), noise: None }
     }
 
     /// As [`Self::declare`], with an adapter.
@@ -94,7 +99,7 @@ impl Weight<ParamSpec> {
 impl<L> Weight<L> {
     /// A weight that is one array.
     pub fn dense(array: L) -> Self {
-        Self { format: &DENSE, adapter: None, arrays: vec![(dense::NAME, array)] }
+        Self { format: &DENSE, adapter: None, arrays: vec![(dense::NAME, array)], noise: None }
     }
 }
 
@@ -117,7 +122,13 @@ impl<L> Tree for Weight<L> {
             };
             (*name, mapped)
         });
-        Weight { format: self.format, adapter: self.adapter, arrays: arrays.collect() }
+        Weight { format: self.format, adapter: self.adapter, arrays: arrays.collect(), noise: None }
+    }
+
+    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<L>) {
+        if self.adapter.is_some_and(|adapter| adapter.dropout > 0.0) {
+            self.noise = Some(noise(path));
+        }
     }
 }
 
@@ -151,12 +162,12 @@ impl<'t> Weight<Tensor<'t>> {
     #[track_caller]
     pub fn dot(&self, x: Tensor<'t>, over: &[&'static str]) -> Tensor<'t> {
         let (arrays, adapted) = self.by_format();
-        let product = self.format.dot(&arrays, x, over);
         match self.adapter {
             Some(adapter) => {
-                adapter.dot(&adapted, x, over, product, || self.format.dense(&arrays, DType::F32))
+                let frozen = Frozen { format: self.format, arrays: &arrays };
+                adapter.dot(&adapted, x, over, frozen, self.noise)
             }
-            None => product,
+            None => self.format.dot(&arrays, x, over),
         }
     }
 
@@ -207,7 +218,8 @@ impl<'t> Weight<Tensor<'t>> {
         let mut split = self.format.split(&arrays, axis, into);
         split.extend(DENSE.split(&adapted, axis, into));
         let names = self.arrays.iter().map(|(name, _)| *name);
-        Self { format: self.format, adapter: self.adapter, arrays: names.zip(split).collect() }
+        let arrays = names.zip(split).collect();
+        Self { format: self.format, adapter: self.adapter, arrays, noise: self.noise }
     }
 
     /// The axis of this name.

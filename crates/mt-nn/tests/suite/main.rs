@@ -1,5 +1,6 @@
 //! Runs layers on the CPU plugin and compares them with reference values and with each other.
 
+mod adapter_dropout;
 mod attention;
 mod attention_kernels;
 mod cache;

@@ -142,9 +142,11 @@ impl FrozenModel {
     /// model, the frozen model has no adapters; if that is the base, it shares all its arrays.
     pub(crate) fn beside(self, trained: &dyn Model, base: Option<&Path>) -> Self {
         let FrozenSource::OtherValues(path) = &self.source else { return self };
-        let Some(plain) = trained.without_adapters().filter(|_| !holds_adapters(path)) else { return self };
         let whole = |path: &Path| path.canonicalize().ok();
-        let source = match whole(path).is_some() && whole(path) == base.and_then(whole) {
+        let is_base = whole(path).is_some() && whole(path) == base.and_then(whole);
+        let plain = if is_base { trained.base() } else { trained.without_adapters() };
+        let Some(plain) = plain.filter(|_| !holds_adapters(path)) else { return self };
+        let source = match is_base {
             true => FrozenSource::WithoutAdapters { model: plain.into() },
             false => FrozenSource::Loaded { model: plain.into(), path: path.clone() },
         };

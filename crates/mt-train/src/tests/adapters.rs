@@ -174,6 +174,31 @@ fn losses_are_the_same_over_devices_and_micro_batches() {
 }
 
 #[test]
+fn dropped_inputs_depend_on_seed_step_and_weight_alone() {
+    let dropped = [LORA, &["lora.lora_dropout=0.3"]].concat();
+    let expected = on_one_device(&dropped);
+    let whole = on_one_device(LORA);
+    // `B` is zero at first, so that the first loss is that of the base.
+    assert_eq!(expected.losses[0], whole.losses[0]);
+    assert!((expected.losses[4] - whole.losses[4]).abs() > 1e-5, "{:?}", expected.losses);
+    let is_compared = |name: &str| name == names::LOSS;
+    for keys in [&["scan_layers=false"][..], &["remat_policy=full"], &["remat_policy=minimal"]] {
+        check_same_metrics(&train(&[&dropped[..], keys].concat(), &[], 1), &expected, is_compared);
+    }
+    let over_two_axes = ["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"];
+    check_same_metrics(&train(&dropped, &["ici_fsdp_parallelism=8"], 8), &expected, is_compared);
+    check_same_metrics(&train(&dropped, &over_two_axes, 8), &expected, is_compared);
+    let other_seed = train(&dropped, &["init_weights_seed=1"], 1);
+    assert_ne!(other_seed.losses, expected.losses);
+
+    // Evaluation drops nothing.
+    let programs = training::Setup::new(&dropped, 1).programs();
+    let draws = |program: &mt_ir::Program| program.text.contains("rng_bit_generator");
+    assert!(draws(&programs.train_step(training::NUM_ROWS).unwrap().program));
+    assert!(!draws(&programs.evaluation_step(training::NUM_ROWS).unwrap().program));
+}
+
+#[test]
 fn a_step_reads_the_base_and_returns_adapters() {
     for keys in [LORA, DORA] {
         let setup = training::Setup::new(keys, 1);
