@@ -1,10 +1,12 @@
-//! `maxtext data`: show.
+//! `maxtext data`: show, and stored logits.
+
+mod logits;
 
 use std::{
     env, fs,
     io::{self, IsTerminal},
     path::{Path, PathBuf},
-    process,
+    process::{self, ExitCode},
     sync::Arc,
 };
 
@@ -21,9 +23,11 @@ use crate::{
 };
 
 /// Runs a subcommand of `maxtext data`.
-pub fn run(command: DataCommand) -> Result<(), Failure> {
+pub fn run(command: DataCommand) -> Result<ExitCode, Failure> {
     match command {
-        DataCommand::Show(arguments) => show(arguments),
+        DataCommand::Show(arguments) => show(arguments).map(|()| ExitCode::SUCCESS),
+        DataCommand::SaveLogits(arguments) => logits::save(arguments),
+        DataCommand::CheckLogits(arguments) => logits::check(&arguments).map(|()| ExitCode::SUCCESS),
     }
 }
 
@@ -75,6 +79,7 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
         evaluation_steps: Some(1),
         evaluates: false,
         inherited_tokenizer: settings.inherited_tokenizer(),
+        teacher_tokenizer: settings.teacher_tokenizer(),
         token_numbers: None,
         resumes: has_begun,
         observer: &observer,

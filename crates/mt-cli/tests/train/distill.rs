@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// A teacher that is wider and deeper than the student.
-const LARGE: &[&str] = &[
+pub const LARGE: &[&str] = &[
     "base_emb_dim=48",
     "base_num_decoder_layers=3",
     "base_mlp_dim=80",
@@ -20,9 +20,9 @@ const LARGE: &[&str] = &[
     "hf_eval_files=",
 ];
 
-const TEACHER: &str = "teacher_overrides.load_parameters_path=runs/teacher";
+pub const TEACHER: &str = "teacher_overrides.load_parameters_path=runs/teacher";
 
-const STUDENT: &[&str] = &[
+pub const STUDENT: &[&str] = &[
     TEACHER,
     "hf_eval_files=",
     "eval_interval=-1",
@@ -33,7 +33,7 @@ const STUDENT: &[&str] = &[
     "per_device_batch_size=8",
 ];
 
-fn run(sandbox: &Sandbox, arguments: &[&str]) -> Outcome {
+pub fn run(sandbox: &Sandbox, arguments: &[&str]) -> Outcome {
     outcome(&mut sandbox.program(arguments))
 }
 

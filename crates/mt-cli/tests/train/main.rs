@@ -21,5 +21,6 @@ mod reward;
 mod sft;
 mod stacks;
 mod stop;
+mod stored_logits;
 mod support;
 mod training_engine;

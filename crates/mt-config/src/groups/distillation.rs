@@ -7,9 +7,10 @@ use serde_json::{Map, Value};
 use super::{
     BroughtTokenizer, CheckpointGroup, DecoderBlock, ModelGroup, TrainingObjective,
     choices::{FeatureLoss, WeightSchedule},
-    group,
+    group, tokenizer_directory,
 };
 use crate::{
+    teacher::TEACHER,
     config::{Config, not_built, report},
     error::Problem,
 };
@@ -18,6 +19,7 @@ group! {
     /// The loss of a distillation.
     pub struct DistillationGroup {
         teacher_overrides: Map<String, Value>,
+        offline_data_dir: Option<PathBuf>,
         distill_alpha: f64,
         distill_alpha_end: Option<f64>,
         distill_alpha_schedule: WeightSchedule,
@@ -25,6 +27,9 @@ group! {
         distill_temperature_end: Option<f64>,
         distill_temperature_schedule: WeightSchedule,
         distill_jsd_beta: Option<f64>,
+        distill_student_answers: f64,
+        distill_answer_temperature: f64,
+        distill_answer_tokens: usize,
         distill_beta: f64,
         distill_beta_end: Option<f64>,
         distill_beta_schedule: WeightSchedule,
@@ -128,7 +133,18 @@ impl DistillationGroup {
 
     /// Whether the run learns from a teacher.
     pub fn is_on(&self) -> bool {
-        !self.teacher_overrides.is_empty()
+        self.offline_data_dir.is_some() || !self.teacher_overrides.is_empty()
+    }
+
+    /// The tokenizer of the rows whose logits are stored.
+    pub(super) fn stored_tokenizer(&self) -> Option<BroughtTokenizer> {
+        let directory = tokenizer_directory(self.offline_data_dir.as_deref()?);
+        directory.is_dir().then_some(BroughtTokenizer::OfRun(directory))
+    }
+
+    /// The key that makes the run a distillation.
+    fn key(&self) -> &'static str {
+        if self.offline_data_dir.is_some() { "offline_data_dir" } else { TEACHER }
     }
 
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
@@ -137,6 +153,18 @@ impl DistillationGroup {
         }
         self.check_values(config, problems);
         self.check_teacher(config, problems);
+        self.check_answers(config, problems);
+        let Annealed { first, last, .. } = self.beta();
+        if self.offline_data_dir.is_some() && (first != 0.0 || last != 0.0) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, which holds logits and no features",
+                    config.stated("distill_beta"),
+                    config.stated("offline_data_dir")
+                ),
+                "leave out `distill_beta`, or name a teacher that runs with `teacher_overrides`",
+            ));
+        }
         let (value, stated) = (|key: &str| &config.entry(key).value, |key: &str| config.stated(key));
         for key in ["mtp_num_layers", "indexer_sparse_training"] {
             let entry = config.entry(key);
@@ -154,8 +182,40 @@ impl DistillationGroup {
         ];
         for (other, _) in others.into_iter().filter(|(_, is_set)| *is_set) {
             problems.push(Problem::inconsistent(
-                format!("{} and {}, but a run has one objective", stated("teacher_overrides"), stated(other)),
-                format!("leave out `teacher_overrides` or `{other}`"),
+                format!("{} and {}, but a run has one objective", stated(self.key()), stated(other)),
+                format!("leave out `{}` or `{other}`", self.key()),
+            ));
+        }
+    }
+
+    /// Reports keys that do not suit a student's own answers.
+    fn check_answers(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.distill_student_answers == 0.0 {
+            return;
+        }
+        let needed = [
+            ("use_sft", true.into(), "prompts are the beginnings of conversations"),
+            ("sft_train_on_completion_only", true.into(), "the student learns from its answers, not from prompts"),
+            ("packing", false.into(), "each row has one prompt"),
+            ("distill_alpha", 1.0.into(), "the cross-entropy of a student's own answers teaches nothing"),
+            ("distill_alpha_end", Value::Null, "the cross-entropy of a student's own answers teaches nothing"),
+            ("offline_data_dir", Value::Null, "stored logits are those of other answers"),
+        ];
+        let is_other = |(key, value, _): &(&str, Value, &str)| {
+            let entry = config.entry(key);
+            match value.is_null() {
+                true => entry.key.asks(&entry.value),
+                false => entry.value != *value && entry.value.as_f64() != value.as_f64().or(Some(f64::NAN)),
+            }
+        };
+        for (key, value, reason) in needed.into_iter().filter(is_other) {
+            let hint = match value.is_null() {
+                true => format!("leave out `{key}` or `distill_student_answers`"),
+                false => format!("use `{key}={value}`, or leave out `distill_student_answers`"),
+            };
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}: {reason}", config.stated("distill_student_answers"), config.stated(key)),
+                hint,
             ));
         }
     }

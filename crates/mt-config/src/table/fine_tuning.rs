@@ -146,11 +146,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("distillation"),
             Key::optional_text(
                 "offline_data_dir",
-                "Directory of the teacher's saved top logits, which replace a running teacher; none or \
-                 empty for online distillation.",
+                "Directory of a teacher's stored largest logits, written by `maxtext data save-logits` or by MaxText, \
+                 which replace a running teacher and the training data; none or empty for online distillation.",
             )
             .neutral(&[Literal::Text("")])
-            .refused(features::STORED_LOGITS)
+            .may_change()
             .acts_on("distillation"),
             Key::float(
                 "distill_alpha",
@@ -183,6 +183,31 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .only_with("offline_data_dir", &[])
             .acts_on("distillation")
             .own(),
+            Key::float(
+                "distill_student_answers",
+                0.0,
+                "Share of steps in which the student answers the prompts itself and learns the teacher's \
+                 probabilities of its own answers (on-policy distillation; `lmbda` of TRL's GKD).",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .only_with("teacher_overrides", &[])
+            .acts_on("distillation")
+            .own(),
+            Key::float(
+                "distill_answer_temperature",
+                0.9,
+                "Temperature with which a student's own answers are sampled; 0 selects the most probable token.",
+            )
+            .at_least(0.0)
+            .only_with("distill_student_answers", &[])
+            .acts_on("distillation")
+            .own(),
+            Key::integer("distill_answer_tokens", 128, "The most tokens of a student's own answer.")
+                .at_least(1.0)
+                .only_with("distill_student_answers", &[])
+                .acts_on("distillation")
+                .own(),
             Key::float(
                 "distill_beta",
                 0.0,

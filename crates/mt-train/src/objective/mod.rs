@@ -20,6 +20,7 @@ use std::{
 };
 
 use mt_config::{PreferenceAlgorithm, RewardType, TrainConfig, TrainingObjective};
+use mt_data::StudentAnswers;
 use mt_models::{Model, holds_adapters};
 use mt_nn::SequenceOrder;
 use mt_shape::{Axis, DType};
@@ -28,7 +29,7 @@ use mt_trace::Tensor;
 pub use crate::data::{DataRequest, RunData};
 pub use block_diffusion::BlockDiffusion;
 pub use bound::{BoundModel, HiddenStates, SideOutputs};
-pub use distillation::Distillation;
+pub use distillation::{Distillation, Teaching};
 pub use further_tokens::FurtherTokens;
 pub use next_token::NextToken;
 pub use preference::{JudgedAnswers, PreferencePairs};
@@ -36,6 +37,8 @@ pub use reward::{JudgedSteps, RankedAnswers};
 pub use span_corruption::SpanCorruption;
 
 pub(crate) use bound::ModelUse;
+pub(crate) use distillation::TOP;
+pub(crate) use next_token::text_tokens;
 
 use crate::TrainError;
 
@@ -183,6 +186,11 @@ pub trait Objective: Send + Sync {
     /// The arrays of a batch of `rows` rows, in the order in which programs take them.
     fn arrays(&self, rows: usize) -> Vec<BatchArray>;
 
+    /// As [`Self::arrays`], for batches of an evaluation.
+    fn evaluation_arrays(&self, rows: usize) -> Vec<BatchArray> {
+        self.arrays(rows)
+    }
+
     /// The number of sequences that the trained model processes for a batch of `rows` rows, and their length in tokens.
     fn sequences(&self, rows: usize) -> [usize; 2];
 
@@ -195,6 +203,11 @@ pub trait Objective: Send + Sync {
     /// The models other than the trained one.
     fn frozen(&self) -> Vec<FrozenModel> {
         Vec::new()
+    }
+
+    /// The steps in which the trained model answers the prompts of its batches itself.
+    fn student_answers(&self) -> Option<StudentAnswers> {
+        None
     }
 
     /// The array that the run computes before it trains. The data lacks it.
@@ -240,8 +253,11 @@ fn reference_model(settings: &TrainConfig) -> FrozenModel {
 /// # Errors
 /// A further model that the objective uses is not valid.
 pub(crate) fn of_config(settings: &TrainConfig) -> Result<Arc<dyn Objective>, TrainError> {
+    if let Some(directory) = &settings.distillation.offline_data_dir {
+        return Ok(Arc::new(Distillation::of_stored(settings, directory)?));
+    }
     if let Some(teacher) = &settings.distillation.teacher {
-        return Ok(Arc::new(Distillation::of_config(settings, teacher)?));
+        return Ok(Arc::new(Distillation::of_model(settings, teacher)?));
     }
     Ok(of_one_model(settings))
 }
