@@ -73,6 +73,14 @@ impl Config {
         self
     }
 
+    /// The notes on the teacher's configuration that are not those of its student.
+    pub fn teacher_notes(&self) -> Vec<String> {
+        let Ok(Some(teacher)) = self.teacher() else { return Vec::new() };
+        let own = self.notes();
+        let of_teacher = teacher.notes().into_iter().filter(|note| !own.contains(note));
+        of_teacher.map(|note| format!("in the configuration of the teacher, {note}")).collect()
+    }
+
     /// The configuration of the teacher, if the run has one. A teacher that is a run or a published model describes itself,
     /// and `teacher_overrides` alone changes that description. Any other teacher takes all keys that the student takes but
     /// for `student_overrides`, as in MaxText.
@@ -96,6 +104,15 @@ impl Config {
         };
         let is_described = run.is_some() || description.is_some();
         request.description = description.filter(|_| run.is_none());
+        // The student's weights are not the teacher's, even if the environment names them.
+        request.environment.retain(|(variable, _)| {
+            let name = variable.strip_prefix("M_").map(str::to_lowercase);
+            let key = name.and_then(|name| table::canonical(&name));
+            key.is_none_or(|key| {
+                let is_own = |name: &str| table::canonical(name).is_some_and(|own| own.name == key.name);
+                !WEIGHTS.iter().any(|name| is_own(name)) && !overrides.keys().any(|name| is_own(name))
+            })
+        });
         let arguments = &mut request.arguments;
         arguments.push(format!("{STUDENT}={{}}"));
         arguments.extend(WEIGHTS.iter().map(|key| format!("{key}=")));

@@ -8,6 +8,7 @@
 
 mod answers;
 mod batch;
+mod copied;
 mod data;
 mod error;
 mod evaluation;

@@ -180,6 +180,91 @@ fn keys_of_the_student_alone_and_teachers_of_any_kind() {
 }
 
 #[test]
+fn students_answer_themselves() {
+    let sandbox = Sandbox::new();
+    write_conversations(&sandbox);
+    sandbox.train("teacher", LARGE).succeeded();
+    let conversations = [
+        "hf_path=json",
+        "hf_train_files=chats.jsonl",
+        "train_data_columns=[messages]",
+        "chat_template_path=template.jinja",
+        "use_sft=true",
+        "sft_train_on_completion_only=true",
+        "packing=false",
+        "max_target_length=48",
+        "distill_alpha=1",
+        "distill_jsd_beta=0.5",
+        "distill_answer_tokens=12",
+    ];
+    let keys = [STUDENT, &conversations].concat();
+    sandbox.train("given", &keys).succeeded();
+    let keys = [&keys[..], &["distill_student_answers=0.6"]].concat();
+    sandbox.train("whole", &keys).succeeded();
+    kill_after_checkpoint(&sandbox, "killed", &keys);
+    sandbox.train("killed", &keys).succeeded();
+    sandbox.assert_same_run("whole", "killed");
+    // Answers end with the sampled end, or have the most tokens, so that their numbers differ from those of the data.
+    let weights = |run: &str| sandbox.metrics(run).series("learning/total_weights");
+    let (given, whole) = (weights("given"), weights("whole"));
+    let own = given.iter().zip(&whole).filter(|(given, own)| given != own).count();
+    assert!((3..12).contains(&own), "{given:?} {whole:?}");
+    assert!(whole.iter().all(|weights| (8.0..=8.0 * 14.0).contains(weights)), "{whole:?}");
+    let devices = ["num_cpu_devices=8", "per_device_batch_size=1"];
+    let losses = sandbox.metrics("whole").losses();
+    for (run, way) in [
+        ("fsdp", &["ici_fsdp_parallelism=8"][..]),
+        ("tensor", &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"]),
+        ("parts", &["num_cpu_devices=1", "gradient_accumulation_steps=4", "per_device_batch_size=2"]),
+    ] {
+        sandbox.train(run, &[&keys[..], &devices, way].concat()).succeeded();
+        for (own, whole) in sandbox.metrics(run).losses().iter().zip(&losses) {
+            assert!((own - whole).abs() <= 1e-5 * whole, "{run}: {own}, not {whole}");
+        }
+    }
+    // Greedy answers, without the divergence of TRL.
+    let greedy = ["distill_student_answers=1", "distill_answer_temperature=0", "steps=2"];
+    sandbox.train("greedy", &[&keys[..], &greedy].concat()).succeeded();
+}
+
+#[test]
+fn students_begin_with_weights_of_the_teacher_and_train_some() {
+    let sandbox = Sandbox::new();
+    sandbox.train("teacher", &[LARGE, &["base_emb_dim=32", "base_num_query_heads=4"]].concat()).succeeded();
+    let copies = "distill_weights_copy_map={\"decoder/decoder_norm/scale\": \"decoder/decoder_norm/scale\", \
+                  \"token_embedder/embedding\": \"token_embedder/embedding\"}";
+    let keys = [STUDENT, &[copies, "student_params_to_update=[mlp,decoder_norm]", "steps=4"]].concat();
+    sandbox.train("whole", &keys).succeeded();
+    kill_after_checkpoint(&sandbox, "killed", &keys);
+    sandbox.train("killed", &keys).succeeded();
+    sandbox.assert_same_run("whole", "killed");
+    let diff = |left: &str, right: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_maxtext"));
+        command.args(["checkpoint", "diff", left, right, "--values"]).current_dir(sandbox.path(""));
+        outcome(&mut command).output
+    };
+    let shown = diff("runs/whole/checkpoints/3", "runs/teacher/checkpoints/3");
+    assert!(!shown.contains("token_embedder"), "{shown}");
+    assert!(shown.contains("decoder_norm"), "{shown}");
+    let fails = |more: &[&str], parts: &[&str]| {
+        sandbox.train("wrong", &[STUDENT, more].concat()).failed(2, parts);
+    };
+    fails(
+        &["distill_weights_copy_map={\"decoder/decoder_norm/scal\": \"decoder/decoder_norm/scale\"}"],
+        &["the teacher has no parameter `decoder/decoder_norm/scal`", "did you mean `decoder/decoder_norm/scale`"],
+    );
+    fails(
+        &["distill_weights_copy_map={\"decoder/decoder_norm/scale\": \"token_embedder/embedding\"}"],
+        &["of the teacher is `f32[32]`", "hint: copy parameters of the same shape"],
+    );
+    fails(
+        &["student_params_to_update=[mlp]", "trainable_parameters_mask=[norm]"],
+        &["hint: leave out one of them"],
+    );
+    fails(&["student_params_to_update=[attenton]"], &["matches no parameter name"]);
+}
+
+#[test]
 fn published_models_teach() {
     let sandbox = Sandbox::new();
     copy_model_from(&sandbox, "../mt-models/tests/goldens/families/llama_six_on_two");
@@ -240,7 +325,14 @@ fn wrong_keys_are_refused() {
     );
     check(&["distill_jsd_beta=1.5"], &["distill_jsd_beta", "1.5"]);
     check(&["use_dpo=true"], &["a run has one objective"]);
-    check(&["num_vocab_tiling=2"], &["distillation in tiles of logits is not built yet"]);
+    check(
+        &["teacher_overrides.steps=3"],
+        &["in the configuration of the teacher, `steps` neither describes nor loads a model"],
+    );
+    check(&["distill_student_answers=0.5"], &["`use_sft` is `false`", "hint: use `use_sft=true`"]);
+    let own = ["use_sft=true", "sft_train_on_completion_only=true", "packing=false", "hf_path=json"];
+    let own = [&own[..], &["distill_student_answers=0.5", "train_data_columns=[messages]"]].concat();
+    check(&own, &["`distill_alpha` is `0.5`", "teaches nothing", "hint: use `distill_alpha=1.0`"]);
     check(
         &["teacher_overrides.base_emb_dimm=12"],
         &["in the configuration of the teacher, unknown key `base_emb_dimm`", "did you mean `base_emb_dim`"],

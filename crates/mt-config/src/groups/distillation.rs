@@ -10,9 +10,11 @@ use super::{
     group, tokenizer_directory,
 };
 use crate::{
-    teacher::TEACHER,
     config::{Config, not_built, report},
     error::Problem,
+    key::Key,
+    table,
+    teacher::TEACHER,
 };
 
 group! {
@@ -27,6 +29,8 @@ group! {
         distill_temperature_end: Option<f64>,
         distill_temperature_schedule: WeightSchedule,
         distill_jsd_beta: Option<f64>,
+        distill_weights_copy_map: Map<String, Value>,
+        student_params_to_update: Option<Vec<String>>,
         distill_student_answers: f64,
         distill_answer_temperature: f64,
         distill_answer_tokens: usize,
@@ -67,6 +71,7 @@ impl Teacher {
             }
         };
         // Both share keys, whose problems are reported once.
+        report(teacher_only(config));
         let known: HashSet<String> = config.missing_features().iter().map(ToString::to_string).collect();
         let mut of_teacher = teacher.missing_features();
         of_teacher.retain(|problem| !known.contains(&problem.to_string()));
@@ -77,6 +82,44 @@ impl Teacher {
         let path = checkpoint.parameters_path().map(Into::into);
         Some(Some(Box::new(Self { model, path, tokenizer: checkpoint.brought_tokenizer() })))
     }
+}
+
+/// The subjects of keys that neither describe nor load a model. The teacher shares their values with its student.
+const NOT_OF_MODELS: &[&str] = &[
+    "data",
+    "data and decoding",
+    "decoding",
+    "distillation",
+    "evaluation",
+    "export",
+    "logging",
+    "loss",
+    "metrics",
+    "monitoring",
+    "optimizer",
+    "preference optimization",
+    "profiling",
+    "reinforcement learning",
+    "run directory",
+    "sampling",
+    "server",
+    "tokenizer",
+    "training log",
+    "training loop",
+];
+
+/// Reports keys of `teacher_overrides` that have no effect on a teacher.
+fn teacher_only(config: &Config) -> Vec<Problem> {
+    let given = config.entry(TEACHER).value.as_object().into_iter().flatten();
+    let keys = given.filter_map(|(name, _)| table::canonical(name));
+    let idle = keys.filter(|key| NOT_OF_MODELS.contains(&key.acts_on));
+    let problem = |key: &'static Key| {
+        Problem::inconsistent(
+            format!("`{}` neither describes nor loads a model, so that it has no effect on a teacher", key.name),
+            format!("leave out `teacher_overrides.{0}`, or set `{0}` itself, for both models", key.name),
+        )
+    };
+    idle.map(problem).collect()
 }
 
 /// A value of a run and its change from the first step to the last.
@@ -154,6 +197,7 @@ impl DistillationGroup {
         self.check_values(config, problems);
         self.check_teacher(config, problems);
         self.check_answers(config, problems);
+        self.check_weights_of_student(config, problems);
         let Annealed { first, last, .. } = self.beta();
         if self.offline_data_dir.is_some() && (first != 0.0 || last != 0.0) {
             problems.push(Problem::inconsistent(
@@ -166,14 +210,9 @@ impl DistillationGroup {
             ));
         }
         let (value, stated) = (|key: &str| &config.entry(key).value, |key: &str| config.stated(key));
-        for key in ["mtp_num_layers", "indexer_sparse_training"] {
-            let entry = config.entry(key);
-            if entry.key.asks(&entry.value) {
-                report(problems, not_built(entry, "this key with distillation"));
-            }
-        }
-        if value("num_vocab_tiling").as_f64().is_some_and(|tiles| tiles > 1.0) {
-            report(problems, not_built(config.entry("num_vocab_tiling"), "distillation in tiles of logits"));
+        let indexer = config.entry("indexer_sparse_training");
+        if indexer.key.asks(&indexer.value) {
+            report(problems, not_built(indexer, "this key with distillation"));
         }
         let others = [
             ("use_dpo", *value("use_dpo") == true),
@@ -184,6 +223,33 @@ impl DistillationGroup {
             problems.push(Problem::inconsistent(
                 format!("{} and {}, but a run has one objective", stated(self.key()), stated(other)),
                 format!("leave out `{}` or `{other}`", self.key()),
+            ));
+        }
+    }
+
+    /// Reports contradictions about the student's first weights and those that it trains.
+    fn check_weights_of_student(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let given = self.student_params_to_update.iter().flatten();
+        let given: Vec<Value> = given.map(|pattern| pattern.as_str().into()).collect();
+        let mask = &config.entry("trainable_parameters_mask").value;
+        if !given.is_empty() && *mask != Value::Array(given) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}",
+                    config.stated("student_params_to_update"),
+                    config.stated("trainable_parameters_mask")
+                ),
+                "leave out one of them: both name the parameters to train",
+            ));
+        }
+        if !self.distill_weights_copy_map.is_empty() && config.entry("enable_lora").value == true {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, so that checkpoints would not hold the copied weights",
+                    config.stated("distill_weights_copy_map"),
+                    config.stated("enable_lora")
+                ),
+                "leave out `distill_weights_copy_map` or `lora.enable_lora`",
             ));
         }
     }

@@ -222,13 +222,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "cosine",
                 "Measure of the distance between hidden features of teacher and student.",
             )
-            .only_with("teacher_overrides", &[])
+            .only_with("distill_beta", &[])
+            .only_with("distill_beta_end", &[])
             .acts_on("distillation"),
             Key::optional_integers(
                 "distill_layer_indices",
                 "Layers of the student, counted from 0, whose features are compared by the feature loss; all if none.",
             )
-            .only_with("teacher_overrides", &[])
+            .only_with("distill_beta", &[])
+            .only_with("distill_beta_end", &[])
             .acts_on("distillation"),
             Key::optional_integers(
                 "distill_teacher_layer_indices",
@@ -301,9 +303,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("distillation"),
             Key::mapping(
                 "distill_weights_copy_map",
-                "Map from teacher parameters to the student parameters that they initialize.",
+                "Map from names of teacher parameters to the student parameters that begin with their values, such as \
+                 `{\"token_embedder/embedding\": \"token_embedder/embedding\"}`.",
             )
-            .refused(features::LEARNED_INITIAL_WEIGHTS)
+            .only_with("teacher_overrides", &[])
             .acts_on("distillation"),
             Key::mapping(
                 "distill_student_weights_share_map",
@@ -313,9 +316,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("distillation"),
             Key::optional_texts(
                 "student_params_to_update",
-                "Substrings of the names of the student parameters to train; all parameters if none.",
+                "Regular expressions of the student parameters to train; all parameters if none. It sets \
+                 `trainable_parameters_mask`.",
             )
-            .refused(features::LEARNED_INITIAL_WEIGHTS)
+            .only_with("teacher_overrides", &[])
+            .only_with("offline_data_dir", &[])
             .acts_on("distillation"),
             Key::optional_text(
                 "attn_module_name",

@@ -210,6 +210,11 @@ pub trait Objective: Send + Sync {
         None
     }
 
+    /// Whether the logits of a frozen model exist together with those of the trained one.
+    fn keeps_logits_of_frozen(&self) -> bool {
+        false
+    }
+
     /// The array that the run computes before it trains. The data lacks it.
     fn precomputed(&self) -> Option<&dyn PrecomputedArray> {
         None

@@ -131,7 +131,8 @@ fn micro_batches_and_recomputation_change_no_loss_and_no_metric() {
     let golden = Golden::open(env!("CARGO_MANIFEST_DIR"), "distillation.safetensors");
     for (name, step, keys) in LOSSES.iter().filter(|(name, ..)| ["warm", "midway", "jsd_0.5"].contains(name))
     {
-        for way in [&["gradient_accumulation_steps=3"][..], &["remat_policy=full"]] {
+        let ways = [&["gradient_accumulation_steps=3"][..], &["remat_policy=full"], &["num_vocab_tiling=13"]];
+        for way in ways {
             let made = check(name, *step, &[keys, way].concat(), &golden);
             if *name != "warm" {
                 continue;
@@ -200,7 +201,7 @@ fn losses_from_stored_logits_and_their_gradients_equal_the_reference() {
         writer.write(&rows, &logits, &tokens, Value::Null).unwrap();
         writer.finish().unwrap();
         let key = format!("offline_data_dir={}", directory.path().display());
-        for way in [&[][..], &["gradient_accumulation_steps=3"]] {
+        for way in [&[][..], &["gradient_accumulation_steps=3"], &["num_vocab_tiling=13"]] {
             let setup = Setup::new(&[MODEL, &[&key, "steps=5"], keys, way].concat(), 1);
             let arrays = [batch(&golden), vec![logits.clone(), tokens.clone()]].concat();
             let made = outcome_at(&setup, &golden, "student", arrays, 0);

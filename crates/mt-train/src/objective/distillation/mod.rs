@@ -9,19 +9,19 @@ use std::{path::Path, sync::Arc};
 use mt_config::{DistillationGroup, Teacher, TrainConfig};
 use mt_data::{
     StoredLogits, StudentAnswers,
-    arrays::{TARGETS, TARGETS_SEGMENTATION},
+    arrays::{TARGETS, TARGETS_SEGMENTATION, TOP_K_INDICES, TOP_K_LOGITS},
 };
 use mt_models::LayerOutput;
 use mt_nn::{
     Divergence, TokenLoss,
     axes::{BATCH, POSITION},
-    token_weights,
+    divisor, sums_in_tiles, token_weights,
 };
 use mt_shape::DType;
 use mt_trace::Tensor;
 
 use super::{
-    BatchArray, BatchTensors, BoundModel, DataRequest, FrozenModel, FrozenSource, Loss, Models, NamedTensors,
+    BatchArray, BatchTensors, BoundModel, DataRequest, FrozenModel, FurtherTokens, FrozenSource, Loss, Models, NamedTensors,
     Objective, RunData, SideOutputs,
     next_token::{text_arrays, text_tokens, token_sums, token_terms},
 };
@@ -51,6 +51,8 @@ pub struct Distillation {
     pub restores_scale: bool,
     pub features: Option<Features>,
     pub student_answers: Option<StudentAnswers>,
+    /// The further tokens that the student predicts.
+    pub further: Option<FurtherTokens>,
 }
 
 /// The values of one step.
@@ -69,6 +71,8 @@ struct Sums<'t> {
     divergence: Tensor<'t>,
     /// The distance of features, if it is requested.
     features: Option<Tensor<'t>>,
+    /// The hidden states of the student's prediction modules.
+    predictions: Vec<Tensor<'t>>,
     side: SideOutputs<'t>,
 }
 
@@ -115,6 +119,7 @@ impl Distillation {
             divergence,
             restores_scale: group.distill_jsd_beta.is_none(),
             features: Some(features).filter(|features| !features.weight.is_zero()),
+            further: FurtherTokens::of_config(&settings.objective),
             student_answers: (group.distill_student_answers > 0.0).then_some(StudentAnswers {
                 share: group.distill_student_answers,
                 temperature: group.distill_answer_temperature,
@@ -141,30 +146,100 @@ impl Distillation {
     ) -> Sums<'t> {
         let (targets, segmentation) = (batch.of(TARGETS), batch.of(TARGETS_SEGMENTATION));
         let further = features.map(|_| LayerOutput::Projection);
-        let (states, own_layers) = models.trained.hidden_and(text_tokens(batch), further);
-        let logits = models.trained.logits(states.hidden);
-        let loss = |model: &BoundModel<'_, 't>, logits, z_loss_multiplier| {
-            model.loss_of_logits(logits, targets, segmentation, z_loss_multiplier)
+        let (student, teacher) = (&models.trained, models.frozen.first());
+        let (states, own_layers) = student.hidden_and(text_tokens(batch), further);
+        let (own_head, hidden) = student.head_inputs(states.hidden);
+        let mut captured = [vec![temperature], own_head].concat();
+        let num_own = captured.len();
+        let mut tokens = vec![targets, segmentation, hidden];
+        let mut layers = Vec::new();
+        match teacher {
+            Some(teacher) => {
+                let (states, of_teacher) = teacher.hidden_and(text_tokens(batch), further);
+                let (head, hidden) = teacher.head_inputs(states.hidden);
+                captured.extend(head.into_iter().map(Tensor::stop_gradient));
+                tokens.push(hidden.stop_gradient());
+                layers = of_teacher;
+            }
+            None => tokens.extend([batch.of(TOP_K_LOGITS), batch.of(TOP_K_INDICES)]),
+        }
+        let heads = Heads { student, teacher, num_own };
+        let sums = match student.num_tiles() {
+            1 => self.sums_of_tokens(&heads, &captured, &tokens),
+            tiles => sums_in_tiles(tiles, &captured, &tokens, self.num_sums(&heads), |captured, tokens| {
+                self.sums_of_tokens(&heads, captured, tokens)
+            }),
         };
-        let sum = |each: Tensor<'t>| (each * token_weights(segmentation)).sum(&[BATCH, POSITION]);
-        let student = loss(&models.trained, logits, self.z_loss_multiplier);
-        let divergence = |[teacher, student]: [Tensor<'t>; 2]| {
-            sum(self.divergence.of_tokens(teacher, student, temperature))
+        let mut sums = sums.into_iter();
+        let mut next = || sums.next().expect("as many sums come out as are declared");
+        let weights = token_weights(segmentation);
+        let of_features = |features: &Features| {
+            (features.of_tokens(&layers, &own_layers) * weights).sum(&[BATCH, POSITION])
         };
-        let Some(teacher) = models.frozen.first() else {
-            let divergence = divergence(of_stored_tokens(batch, logits));
-            return Sums { student, teacher: None, divergence, features: None, side: states.side };
-        };
-        let (teacher_states, layers) = teacher.hidden_and(text_tokens(batch), further);
-        let of_teacher = teacher.logits(teacher_states.hidden).stop_gradient();
+        let total = next();
+        let z_loss = (self.z_loss_multiplier != 0.0).then(|| next().stop_gradient());
         Sums {
-            student,
-            teacher: Some(loss(teacher, of_teacher, 0.0).total),
-            divergence: divergence([of_teacher, logits]),
-            features: features.map(|features| sum(features.of_tokens(&layers, &own_layers))),
+            student: TokenLoss { total, z_loss, weights: weights.sum(&[BATCH, POSITION]) },
+            divergence: next(),
+            teacher: teacher.map(|_| next()),
+            features: features.map(of_features),
+            predictions: states.predictions,
             side: states.side,
         }
     }
+
+    /// The number of [`Self::sums_of_tokens`].
+    fn num_sums(&self, heads: &Heads<'_, '_>) -> usize {
+        2 + usize::from(self.z_loss_multiplier != 0.0) + usize::from(heads.teacher.is_some())
+    }
+
+    /// Sums over tokens: the student's loss, its z-loss if there is one, the divergence, and the loss of a teacher that runs.
+    /// `captured` are the temperature and the parameters of both heads; `tokens` are targets, segments, the student's hidden
+    /// states, and those of the teacher or its stored logits with their tokens.
+    fn sums_of_tokens<'b>(
+        &self,
+        heads: &Heads<'_, '_>,
+        captured: &[Tensor<'b>],
+        tokens: &[Tensor<'b>],
+    ) -> Vec<Tensor<'b>> {
+        let (temperature, own) = (captured[0], &captured[1..heads.num_own]);
+        let (targets, segmentation, hidden) = (tokens[0], tokens[1], tokens[2]);
+        let logits = heads.student.logits_with(own, hidden);
+        let loss_of = |logits, multiplier| {
+            heads.student.loss_of_logits(logits, targets, segmentation, multiplier)
+        };
+        let student = loss_of(logits, self.z_loss_multiplier);
+        let (pair, teacher) = match heads.teacher {
+            Some(teacher) => {
+                let other = teacher.logits_with(&captured[heads.num_own..], tokens[3]).stop_gradient();
+                ([other, logits], Some(loss_of(other, 0.0).total))
+            }
+            None => (of_stored_tokens([tokens[3], tokens[4]], logits), None),
+        };
+        let divergence = self.divergence.of_tokens(pair[0], pair[1], temperature);
+        let divergence = (divergence * token_weights(segmentation)).sum(&[BATCH, POSITION]);
+        let sums = [Some(student.total), student.z_loss, Some(divergence), teacher];
+        sums.into_iter().flatten().collect()
+    }
+
+    /// The loss of further tokens, which the student's prediction modules predict.
+    fn loss_of_further<'t>(
+        &self,
+        models: &Models<'_, 't>,
+        predictions: &[Tensor<'t>],
+        batch: &BatchTensors<'t>,
+    ) -> Option<Tensor<'t>> {
+        let further = self.further?;
+        Some(further.total_loss(&models.trained, predictions, batch) * further.weight)
+    }
+}
+
+/// The heads of both models.
+struct Heads<'a, 't> {
+    student: &'a BoundModel<'a, 't>,
+    teacher: Option<&'a BoundModel<'a, 't>>,
+    /// The number of captured tensors before the parameters of the teacher's head.
+    num_own: usize,
 }
 
 impl Objective for Distillation {
@@ -202,13 +277,18 @@ impl Objective for Distillation {
         self.student_answers
     }
 
+    fn keeps_logits_of_frozen(&self) -> bool {
+        true
+    }
+
     /// Evaluations report the cross-entropy.
     fn is_cross_entropy(&self) -> bool {
         true
     }
 
     fn weights<'t>(&self, batch: &BatchTensors<'t>) -> Vec<Tensor<'t>> {
-        vec![token_weights(batch.of(TARGETS_SEGMENTATION)).sum(&[BATCH, POSITION])]
+        let tokens = token_weights(batch.of(TARGETS_SEGMENTATION)).sum(&[BATCH, POSITION]);
+        [Some(tokens), self.further.map(|further| further.weights(batch))].into_iter().flatten().collect()
     }
 
     fn loss<'t>(
@@ -219,7 +299,7 @@ impl Objective for Distillation {
         step: Tensor<'t>,
     ) -> Loss<'t> {
         let Step { alpha, temperature, beta } = self.at(step);
-        let Sums { student, teacher, divergence, features, side } =
+        let Sums { student, teacher, divergence, features, predictions, side } =
             self.sums(models, batch, temperature, self.features.as_ref());
         let divisor = divisors[0];
         let mut terms = token_terms(&student, divisor);
@@ -243,6 +323,11 @@ impl Objective for Distillation {
             terms.push((names::FEATURE_LOSS.into(), distance));
             terms.push((names::DISTILLATION_BETA.into(), beta * part));
         }
+        if let Some(further) = self.loss_of_further(models, &predictions, batch) {
+            let further = further / divisors[1];
+            share = share + further;
+            terms.push((names::PREDICTION_LOSS.into(), further));
+        }
         Loss { share, terms, side }
     }
 
@@ -256,11 +341,16 @@ impl Objective for Distillation {
             return token_sums(&student).into_iter().chain(states.side.evaluated(student.weights)).collect();
         }
         let one = batch.of(TARGETS).region().full(DType::F32, &[], 1.0);
-        let Sums { student, teacher, divergence, side, .. } = self.sums(models, batch, one, None);
+        let Sums { student, teacher, divergence, predictions, side, .. } =
+            self.sums(models, batch, one, None);
         let mut sums = token_sums(&student);
         let total = |name: &str| format!("{}{name}", names::EVALUATION_TOTAL).into();
         sums.extend(teacher.map(|teacher| (total("teacher_loss"), teacher)));
         sums.push((total("kl_div"), divergence));
+        if let (Some(loss), Some(further)) = (self.loss_of_further(models, &predictions, batch), self.further) {
+            let mean = loss / divisor(further.weights(batch));
+            sums.push((names::EVALUATION_TOTAL_PREDICTION_LOSS.into(), mean * student.weights));
+        }
         sums.extend(side.evaluated(student.weights));
         sums
     }

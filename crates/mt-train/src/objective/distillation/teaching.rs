@@ -10,7 +10,7 @@ use mt_nn::axes::{BATCH, POSITION, TOKEN, VOCAB};
 use mt_shape::{DType, axis};
 use mt_trace::Tensor;
 
-use crate::objective::{BatchArray, BatchTensors, FrozenModel};
+use crate::objective::{BatchArray, FrozenModel};
 
 /// The axis of the tokens whose logits are stored.
 pub const TOP: &str = "top";
@@ -39,16 +39,18 @@ impl Teaching {
     }
 }
 
-/// The stored logits of a batch and the student's logits of the same tokens. Both are distributions over these tokens
-/// alone.
+/// The stored logits and the student's logits of the same tokens. Both are distributions over these tokens alone.
 ///
 /// # Shapes
-/// `[batch, position, vocab] -> f32[batch, position, vocab], [batch, position, vocab]`
-pub(super) fn of_stored_tokens<'t>(batch: &BatchTensors<'t>, student: Tensor<'t>) -> [Tensor<'t>; 2] {
-    let tokens = batch.of(TOP_K_INDICES);
+/// `f32[batch, position, top], i32[batch, position, top], [batch, position, vocab] ->
+/// f32[batch, position, vocab], [batch, position, vocab]`
+pub(super) fn of_stored_tokens<'t>(
+    [logits, tokens]: [Tensor<'t>; 2],
+    student: Tensor<'t>,
+) -> [Tensor<'t>; 2] {
     let [rows, positions] = [BATCH, POSITION].map(|name| tokens.axis(name));
     let flat = |tensor: Tensor<'t>, last| tensor.order(&[BATCH, POSITION, last]).merge(&[BATCH, POSITION], TOKEN);
     let chosen = flat(student, VOCAB).take_runs(TOKEN, VOCAB, flat(tokens, TOP), axis(RUN, 1));
     let chosen = chosen.squeeze(RUN).split(TOKEN, &[rows, positions]);
-    [batch.of(TOP_K_LOGITS), chosen].map(|logits| logits.rename(TOP, VOCAB))
+    [logits, chosen].map(|logits| logits.rename(TOP, VOCAB))
 }
