@@ -2,9 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use mt_engine::{
-    Engine, EngineOptions, GenerationEvent, Limits, PromptBounds, Request, SamplingOptions,
-};
+use mt_engine::{Engine, EngineOptions, GenerationEvent, Limits, PromptBounds, Request, SamplingOptions};
 use mt_runtime::Array;
 use mt_train::{AnswerSampling, GenerationError, Generator, Trainer};
 
@@ -21,12 +19,8 @@ pub fn generator(trainer: &Trainer) -> Box<dyn Generator> {
     let plan = trainer.plan();
     let model = plan.model().clone();
     let (vocab_size, length) = (plan.settings().model.vocab_size, plan.batch_dims()[1] + 1);
-    let prompts = PromptBounds {
-        source: None,
-        vocab_size,
-        max_target_length: length,
-        max_prefill_length: length,
-    };
+    let prompts =
+        PromptBounds { source: None, vocab_size, max_target_length: length, max_prefill_length: length };
     let options = EngineOptions {
         prompts,
         num_choices: vocab_size,
@@ -47,10 +41,8 @@ impl Generator for BorrowingEngine {
     ) -> Result<Vec<Vec<u32>>, GenerationError> {
         let fits = |prompt: &Vec<u32>| !prompt.is_empty() && prompt.len() < sampling.max_length;
         let asked: Vec<usize> = (0..prompts.len()).filter(|row| fits(&prompts[*row])).collect();
-        let requests: Vec<Request> = asked
-            .iter()
-            .map(|row| Request { prompt: prompts[*row].clone(), sample: *row as u64 })
-            .collect();
+        let requests: Vec<Request> =
+            asked.iter().map(|row| Request { prompt: prompts[*row].clone(), sample: *row as u64 }).collect();
         let options = SamplingOptions {
             temperature: sampling.temperature,
             top_k: None,

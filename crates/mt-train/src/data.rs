@@ -9,9 +9,10 @@ use mt_config::{
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, ChatTemplate, CompressedVocabulary, ConversationColumns,
     Conversations, DataError, Dataset, DatasetOptions, EvaluationSet, Examples, HeldOut, MismatchedHeldOut,
-    MismatchedSource, Packing, PromptLimit, RecordFormat, Remainder, RewardColumns, Source, Split, StoredLogitsOptions, StoredLogitsSource, Targets,
-    TextDocument, Tokenizer, TrainIterator, UnigramModel, Watch, bits_per_byte, instructions,
-    repository_documents, save_documents, save_instruction_pairs, save_instructions, train_bpe,
+    MismatchedSource, Packing, PromptLimit, RecordFormat, Remainder, RewardColumns, Source, Split,
+    StoredLogitsOptions, StoredLogitsSource, Targets, TextDocument, Tokenizer, TrainIterator, UnigramModel,
+    Watch, bits_per_byte, instructions, repository_documents, save_documents, save_instruction_pairs,
+    save_instructions, train_bpe,
 };
 
 use crate::{Observer, TrainError, events, objective::Objective};
@@ -214,7 +215,10 @@ impl DataRequest<'_> {
     }
 
     /// Opens rows of stored logits, which keep their packing, and held-out text.
-    pub(crate) fn stored_logits(&self, directory: &Path) -> Result<RunData, TrainError> {
+    ///
+    /// # Errors
+    /// The files hold none or do not fit the model, or a tokenizer or held-out data cannot be read.
+    pub fn stored_logits(&self, directory: &Path) -> Result<RunData, TrainError> {
         let length = self.data.max_target_length;
         let options = StoredLogitsOptions {
             length,

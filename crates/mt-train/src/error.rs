@@ -87,7 +87,9 @@ pub enum TrainError {
     NoTeacher,
     #[error("`distill_weights_copy_map` cannot be applied: {problem}")]
     CopiedWeights { problem: String },
-    #[error("the student's own answers are requested (`distill_student_answers`), but nothing can generate them")]
+    #[error(
+        "the student's own answers are requested (`distill_student_answers`), but nothing can generate them"
+    )]
     NoGenerator,
     #[error("the student's own answers cannot be generated: {0}")]
     Generation(crate::GenerationError),

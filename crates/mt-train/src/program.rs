@@ -31,8 +31,15 @@ const PRECOMPUTE: &str = "precompute";
 const TOP_LOGITS: &str = "top_logits";
 
 /// The names of all programs.
-pub(crate) const NAMES: [&str; 7] =
-    [INITIALIZE, INITIALIZE_PARAMETERS, FIRST_MAGNITUDES, TRAIN_STEP, EVALUATION_STEP, PRECOMPUTE, TOP_LOGITS];
+pub(crate) const NAMES: [&str; 7] = [
+    INITIALIZE,
+    INITIALIZE_PARAMETERS,
+    FIRST_MAGNITUDES,
+    TRAIN_STEP,
+    EVALUATION_STEP,
+    PRECOMPUTE,
+    TOP_LOGITS,
+];
 
 /// The inputs from which programs are traced.
 #[derive(Clone)]

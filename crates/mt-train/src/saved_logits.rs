@@ -46,7 +46,9 @@ pub enum LogitsEnding {
     /// The data ended before the last step.
     DataEnded,
     /// A signal stopped the program.
-    Stopped { signal: i32 },
+    Stopped {
+        signal: i32,
+    },
 }
 
 /// The result of [`save_logits`].
@@ -108,7 +110,12 @@ pub fn save_logits(
     let _lock = RunLock::acquire(&options.directory)?;
     let mut data = match (data(&plan, &runtime, options, train, &stop), stop.received()) {
         (Err(TrainError::Data(DataError::Stopped)), Some(signal)) => {
-            return Ok(LogitsReport { ending: LogitsEnding::Stopped { signal }, batches: 0, before: 0, rows });
+            return Ok(LogitsReport {
+                ending: LogitsEnding::Stopped { signal },
+                batches: 0,
+                before: 0,
+                rows,
+            });
         }
         (data, _) => data?,
     };
@@ -131,7 +138,10 @@ pub fn save_logits(
     (observer)(Event::Accepted);
     if progress.full_batches > 0 {
         let (count, directory) = (progress.full_batches, options.directory.display());
-        events::note(observer, format!("`{directory}` holds the logits of {count} batches, and is continued"));
+        events::note(
+            observer,
+            format!("`{directory}` holds the logits of {count} batches, and is continued"),
+        );
     }
     let teacher = Teacher::load(&plan, &runtime, frozen, &sources, (program, train))?;
     let (mut ending, mut reported) = (LogitsEnding::Completed, Instant::now());

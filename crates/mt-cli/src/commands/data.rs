@@ -41,7 +41,8 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
     let config = with_tokenizer_settings(configured(arguments.settings.settings)?)?;
     warn(&config);
     let settings = TrainConfig::from_config(&config)?;
-    if settings.data.format().is_none() {
+    let stored = settings.data.offline_data_dir.as_deref();
+    if settings.data.format().is_none() && stored.is_none() {
         return Err(Failure::user(
             "the data is random tokens (`dataset_type=synthetic`), which have no text\n\
              hint: name data, such as `dataset_type=hf hf_path=json hf_train_files='data/*.jsonl'`",
@@ -85,7 +86,10 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
         observer: &observer,
         watch: Watch::new(&report, &|| false),
     };
-    let mut data = request.text()?;
+    let mut data = match stored {
+        Some(directory) => request.stored_logits(directory)?,
+        None => request.text()?,
+    };
     progress.end();
     let tokenizer = Tokenizer::load(tokenizer_directory(&directory.path))?;
     let style = match (arguments.json, io::stdout().is_terminal()) {

@@ -203,7 +203,14 @@ fn students_answer_themselves() {
     sandbox.train("whole", &keys).succeeded();
     kill_after_checkpoint(&sandbox, "killed", &keys);
     sandbox.train("killed", &keys).succeeded();
-    sandbox.assert_same_run("whole", "killed");
+    // Templates see the time of a run's first start, which is a part of the data position.
+    let state = |run: &str| {
+        let mut state = sandbox.state(run, 11);
+        state.retain(|path, _| !path.starts_with("iter"));
+        state
+    };
+    assert_eq!(sandbox.metrics("whole").learning(), sandbox.metrics("killed").learning());
+    assert!(state("whole") == state("killed"));
     // Answers end with the sampled end, or have the most tokens, so that their numbers differ from those of the data.
     let weights = |run: &str| sandbox.metrics(run).series("learning/total_weights");
     let (given, whole) = (weights("given"), weights("whole"));
@@ -244,14 +251,17 @@ fn students_begin_with_weights_of_the_teacher_and_train_some() {
         outcome(&mut command).output
     };
     let shown = diff("runs/whole/checkpoints/3", "runs/teacher/checkpoints/3");
-    assert!(!shown.contains("token_embedder"), "{shown}");
-    assert!(shown.contains("decoder_norm"), "{shown}");
+    assert!(!shown.contains("params.params.token_embedder"), "{shown}");
+    assert!(shown.contains("params.params.decoder.decoder_norm.scale"), "{shown}");
     let fails = |more: &[&str], parts: &[&str]| {
         sandbox.train("wrong", &[STUDENT, more].concat()).failed(2, parts);
     };
     fails(
         &["distill_weights_copy_map={\"decoder/decoder_norm/scal\": \"decoder/decoder_norm/scale\"}"],
-        &["the teacher has no parameter `decoder/decoder_norm/scal`", "did you mean `decoder/decoder_norm/scale`"],
+        &[
+            "the teacher has no parameter `decoder/decoder_norm/scal`",
+            "did you mean `decoder/decoder_norm/scale`",
+        ],
     );
     fails(
         &["distill_weights_copy_map={\"decoder/decoder_norm/scale\": \"token_embedder/embedding\"}"],

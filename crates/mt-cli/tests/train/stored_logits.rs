@@ -48,7 +48,13 @@ fn students_learn_from_stored_logits_as_from_the_teacher() {
     assert_eq!(whole.len(), 6);
     assert!(whole == files(&sandbox, "killed"), "{}", again.errors);
     let checked = run_plain(&sandbox, &["data", "check-logits", "killed", "--vocab-size", "260"]);
-    assert_eq!(checked, "96 rows in 6 files, each with 32 tokens and 260 logits a token: all records are whole\n");
+    assert_eq!(
+        checked,
+        "96 rows in 6 files, each with 32 tokens and 260 logits a token: all records are whole\n"
+    );
+
+    let shown = run(&sandbox, &["data", "show", "small.yml", "--count", "1", "offline_data_dir=logits"]);
+    assert!(shown.succeeded().output.starts_with("example 1: "));
 
     // The teacher is not needed any more.
     let keys = [&STUDENT[1..], &["distill_alpha=0.7", "distill_temperature=2"]].concat();
@@ -79,13 +85,15 @@ fn students_learn_from_stored_logits_as_from_the_teacher() {
     }
     // Logits that are computed on several devices, with few of them, and held-out text.
     let split = ["--top-k", "5", "num_cpu_devices=8", "per_device_batch_size=1", "ici_fsdp_parallelism=4"];
-    let split = [&split[..], &["ici_tensor_parallelism=2", "teacher_overrides.load_parameters_path=runs/online"]];
+    let split =
+        [&split[..], &["ici_tensor_parallelism=2", "teacher_overrides.load_parameters_path=runs/online"]];
     run(&sandbox, &save("few", &[&split.concat()[..], &["base_emb_dim=32"]].concat())).succeeded();
     let few = ["offline_data_dir=few", "eval_interval=4", "hf_eval_files=evaluation.txt"];
     sandbox.train("few", &[&keys[..], &few].concat()).succeeded();
     assert_eq!(sandbox.metrics("few").evaluation.len(), 4);
     // A student decodes with the tokenizer of the rows.
-    run(&sandbox, &["decode", "load_parameters_path=runs/whole", "prompt=the", "max_target_length=8"]).succeeded();
+    run(&sandbox, &["decode", "load_parameters_path=runs/whole", "prompt=the", "max_target_length=8"])
+        .succeeded();
 }
 
 /// `maxtext` with arguments that are no keys.

@@ -115,7 +115,10 @@ fn teacher_only(config: &Config) -> Vec<Problem> {
     let idle = keys.filter(|key| NOT_OF_MODELS.contains(&key.acts_on));
     let problem = |key: &'static Key| {
         Problem::inconsistent(
-            format!("`{}` neither describes nor loads a model, so that it has no effect on a teacher", key.name),
+            format!(
+                "`{}` neither describes nor loads a model, so that it has no effect on a teacher",
+                key.name
+            ),
             format!("leave out `teacher_overrides.{0}`, or set `{0}` itself, for both models", key.name),
         )
     };
@@ -261,10 +264,18 @@ impl DistillationGroup {
         }
         let needed = [
             ("use_sft", true.into(), "prompts are the beginnings of conversations"),
-            ("sft_train_on_completion_only", true.into(), "the student learns from its answers, not from prompts"),
+            (
+                "sft_train_on_completion_only",
+                true.into(),
+                "the student learns from its answers, not from prompts",
+            ),
             ("packing", false.into(), "each row has one prompt"),
             ("distill_alpha", 1.0.into(), "the cross-entropy of a student's own answers teaches nothing"),
-            ("distill_alpha_end", Value::Null, "the cross-entropy of a student's own answers teaches nothing"),
+            (
+                "distill_alpha_end",
+                Value::Null,
+                "the cross-entropy of a student's own answers teaches nothing",
+            ),
             ("offline_data_dir", Value::Null, "stored logits are those of other answers"),
         ];
         let is_other = |(key, value, _): &(&str, Value, &str)| {

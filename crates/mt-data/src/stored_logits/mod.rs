@@ -97,6 +97,22 @@ impl StoredLogits {
         self.shape
     }
 
+    /// Refuses rows of another length.
+    ///
+    /// # Errors
+    /// The rows have not `length` positions.
+    pub fn check_length(&self, length: usize) -> Result<()> {
+        let own = self.shape.length;
+        if own == length {
+            return Ok(());
+        }
+        Err(DataError::Options(format!(
+            "the rows in `{}` have {own} positions, but `max_target_length` is {length}\n\
+             hint: use `max_target_length={own}`, or store logits of rows of the other length",
+            self.directory.display()
+        )))
+    }
+
     /// The number of rows.
     pub fn rows(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
@@ -239,9 +255,7 @@ impl LogitsRow {
         }
         if logits.len() != indices.len() {
             let (count, other) = (indices.len(), logits.len());
-            return Err(format!(
-                "`{TOP_K_INDICES}` has {count} elements, but `{TOP_K_LOGITS}` has {other}"
-            ));
+            return Err(format!("`{TOP_K_INDICES}` has {count} elements, but `{TOP_K_LOGITS}` has {other}"));
         }
         Ok(Self { integers, logits, indices })
     }
@@ -261,7 +275,8 @@ impl LogitsRow {
     }
 
     fn check(&self, vocab_size: usize) -> Result<(), String> {
-        let tokens = [(INPUTS, &self.integers[0]), (TARGETS, &self.integers[3]), (TOP_K_INDICES, &self.indices)];
+        let tokens =
+            [(INPUTS, &self.integers[0]), (TARGETS, &self.integers[3]), (TOP_K_INDICES, &self.indices)];
         for (name, tokens) in tokens {
             let is_token = |token: i32| usize::try_from(token).is_ok_and(|token| token < vocab_size);
             if let Some(token) = tokens.iter().find(|token| !is_token(**token)) {

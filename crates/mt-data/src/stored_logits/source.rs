@@ -59,15 +59,11 @@ impl StoredLogitsSource {
     pub fn open(directory: &Path, options: StoredLogitsOptions) -> Result<Self> {
         let stored = StoredLogits::open(directory)?;
         let StoredLogitsOptions { length, batch_rows, .. } = options;
-        let (own, rows) = (stored.shape().length, stored.rows());
-        if own != length {
-            return Err(DataError::Options(format!(
-                "the rows in `{}` have {own} positions, but `max_target_length` is {length}\n\
-                 hint: use `max_target_length={own}`, or store logits of rows of the other length",
-                directory.display()
-            )));
-        }
-        if rows < batch_rows as u64 && options.num_epoch.is_some_and(|epochs| rows * epochs < batch_rows as u64) {
+        stored.check_length(length)?;
+        let rows = stored.rows();
+        if rows < batch_rows as u64
+            && options.num_epoch.is_some_and(|epochs| rows * epochs < batch_rows as u64)
+        {
             return Err(DataError::TooSmall {
                 dataset: format!("`{}`", directory.display()),
                 rows,

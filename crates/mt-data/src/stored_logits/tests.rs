@@ -49,7 +49,9 @@ fn write(directory: &Path, to: i32, finishes: bool) -> u64 {
 
 fn contents(directory: &Path) -> Vec<(String, Vec<u8>)> {
     let files = files_in(directory).unwrap().into_iter();
-    files.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(path).unwrap())).collect()
+    files
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(path).unwrap()))
+        .collect()
 }
 
 fn options(batch_rows: usize) -> StoredLogitsOptions {
@@ -89,6 +91,43 @@ fn killed_writers_go_on_and_rows_come_back() {
         assert_eq!(source.next_batch().unwrap(), Some(expected));
     }
     assert_eq!(source.next_batch().unwrap(), None);
+}
+
+/// A file of MaxText's form, which `tests/goldens/stored_logits/generate.py` wrote with the package `array_record` and
+/// protobuf's own library.
+#[test]
+fn files_of_other_programs_are_read() {
+    let name = "teacher_top_k_part_00000_host_000.array_record";
+    let golden = format!("{}/tests/goldens/stored_logits/{name}.zst", env!("CARGO_MANIFEST_DIR"));
+    let bytes = zstd::decode_all(fs::File::open(golden).unwrap()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join(name), bytes).unwrap();
+    let stored = StoredLogits::open(directory.path()).unwrap();
+    assert_eq!((stored.rows(), stored.shape()), (4, LogitsShape { length: LENGTH, top_k: TOP_K }));
+    stored.check(VOCAB, |_| ()).unwrap();
+    for number in 0..4 {
+        let tokens: Vec<i32> = (0..=5).map(|place| (number * 3 + place) % VOCAB as i32).collect();
+        let each = |value: &dyn Fn(i32, i32) -> f64| -> Vec<f64> {
+            (0..5)
+                .flat_map(|place| (0..3).map(move |k| (place, k)))
+                .map(|(place, k)| value(place, k))
+                .collect()
+        };
+        let logits = each(&|place, k| f64::from(number - place) + 0.5 - 0.25 * f64::from(k));
+        let indices = each(&|place, k| f64::from((number + place + 4 * k) % VOCAB as i32));
+        let expected = LogitsRow {
+            integers: [
+                tokens[..5].to_vec(),
+                vec![0, 1, 2, 3, 4],
+                vec![1; 5],
+                tokens[1..].to_vec(),
+                vec![0, 0, 1, 1, 1],
+            ],
+            logits: logits.iter().map(|value| *value as f32).collect(),
+            indices: indices.iter().map(|value| *value as i32).collect(),
+        };
+        assert_eq!(stored.row(number as u64, VOCAB).unwrap(), expected);
+    }
 }
 
 #[test]
@@ -193,7 +232,8 @@ fn wrong_files_are_refused() {
 }
 
 fn write_refuses(directory: &Path) {
-    let fails = |identity: Value| LogitsWriter::open(directory, identity, 2, json!(0)).err().unwrap().to_string();
+    let fails =
+        |identity: Value| LogitsWriter::open(directory, identity, 2, json!(0)).err().unwrap().to_string();
     let other = fails(json!({ "teacher": "b", "number of logits": TOP_K }));
     assert!(other.contains("holds logits with another teacher: `\"a\"`, which now is `\"b\"`"), "{other}");
     fs::write(directory.join("teacher_top_k.json"), "{").unwrap();

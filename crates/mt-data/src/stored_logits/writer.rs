@@ -64,20 +64,28 @@ impl LogitsWriter {
     pub fn open(directory: &Path, identity: Value, batches_per_file: u64, begin: Position) -> Result<Self> {
         fs::create_dir_all(directory).map_err(DataError::io("create", directory))?;
         let path = directory.join(PROGRESS_FILE);
-        let progress = match fs::read(&path) {
-            Ok(text) => Self::again(directory, &text, &identity)?,
+        let (progress, is_new) = match fs::read(&path) {
+            Ok(text) => (Self::again(directory, &text, &identity)?, false),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 if super::files_in(directory).is_ok() {
                     return Err(DataError::StoredLogits {
                         place: format!("`{}`", directory.display()),
-                        reason: format!("it holds files `*{ENDING}`, but not `{PROGRESS_FILE}`, which tells how they go on"),
+                        reason: format!(
+                            "it holds files `*{ENDING}`, but not `{PROGRESS_FILE}`, which tells how they go on"
+                        ),
                     });
                 }
-                LogitsProgress { version: VERSION, identity, batches: 0, full_batches: 0, position: begin }
+                let position = begin;
+                (LogitsProgress { version: VERSION, identity, batches: 0, full_batches: 0, position }, true)
             }
             Err(error) => return Err(DataError::io("read", path)(error)),
         };
-        Ok(Self { directory: directory.to_owned(), batches_per_file, progress, file: None })
+        let writer = Self { directory: directory.to_owned(), batches_per_file, progress, file: None };
+        if is_new {
+            // Files without this record could not be continued.
+            writer.record()?;
+        }
+        Ok(writer)
     }
 
     /// What earlier processes have written.
@@ -114,14 +122,19 @@ impl LogitsWriter {
     ///
     /// # Errors
     /// A file cannot be written.
-    pub fn write(&mut self, batch: &Batch, logits: &HostArray, indices: &HostArray, after: Position) -> Result<()> {
+    pub fn write(
+        &mut self,
+        batch: &Batch,
+        logits: &HostArray,
+        indices: &HostArray,
+        after: Position,
+    ) -> Result<()> {
         let batches_per_file = self.batches_per_file;
         let file = match &mut self.file {
             Some(file) => file,
-            None => self.file.insert(OpenFile::create(
-                &self.directory,
-                self.progress.full_batches / batches_per_file,
-            )?),
+            None => self
+                .file
+                .insert(OpenFile::create(&self.directory, self.progress.full_batches / batches_per_file)?),
         };
         for row in rows(batch, logits, indices) {
             file.writer.write(&row.to_record())?;
@@ -157,6 +170,11 @@ impl LogitsWriter {
             self.progress.full_batches = self.progress.batches;
             self.progress.position = position;
         }
+        self.record()
+    }
+
+    /// Writes the progress to its file, atomically and durably.
+    fn record(&self) -> Result<()> {
         let path = self.directory.join(PROGRESS_FILE);
         let text = serde_json::to_string_pretty(&self.progress).expect("progress is representable in JSON");
         let record = || -> std::io::Result<()> {

@@ -349,14 +349,17 @@ impl Tokenizer {
             return Ok(());
         }
         let text = |tokenizer: &Self, id: u32, skips| tokenizer.decode(&[id], skips).unwrap_or_default();
-        let is_special = |id: u32| [self, teacher].iter().any(|tokenizer| text(tokenizer, id, true).is_empty());
+        let is_special =
+            |id: u32| [self, teacher].iter().any(|tokenizer| text(tokenizer, id, true).is_empty());
         // Files of several formats spell a token differently.
         let differs = |id: &u32| {
             self.token(*id) != teacher.token(*id)
                 && text(self, *id, false) != text(teacher, *id, false)
                 && !is_special(*id)
         };
-        let Some(id) = (0..self.vocab_size.min(teacher.vocab_size) as u32).find(differs) else { return Ok(()) };
+        let Some(id) = (0..self.vocab_size.min(teacher.vocab_size) as u32).find(differs) else {
+            return Ok(());
+        };
         Err(DataError::OtherNumbers {
             tokenizer: self.name.clone(),
             teacher: teacher.name.clone(),

@@ -182,9 +182,11 @@ fn losses_from_stored_logits_and_their_gradients_equal_the_reference() {
     let golden = Golden::open(env!("CARGO_MANIFEST_DIR"), "distillation.safetensors");
     for (name, top_k, keys) in STORED {
         let dims = [ROWS, LENGTH, *top_k];
-        let logits: Vec<f32> = golden.array(&format!("{name}.logits")).to_f64().iter().map(|value| *value as f32).collect();
+        let logits: Vec<f32> =
+            golden.array(&format!("{name}.logits")).to_f64().iter().map(|value| *value as f32).collect();
         let logits = HostArray::from_slice(DType::F32, &dims, &logits).unwrap();
-        let tokens: Vec<i32> = golden.array(&format!("{name}.indices")).to_f64().iter().map(|value| *value as i32).collect();
+        let tokens: Vec<i32> =
+            golden.array(&format!("{name}.indices")).to_f64().iter().map(|value| *value as i32).collect();
         let tokens = HostArray::from_slice(DType::I32, &dims, &tokens).unwrap();
         let names = [
             arrays::INPUTS,

@@ -58,7 +58,9 @@ pub fn save(mut arguments: DataSaveLogits) -> Result<ExitCode, Failure> {
     let report = save_logits(settings, &options, &train)?;
     let shown = options.directory.display();
     let (batches, rows) = (report.batches, report.batches * report.rows as u64);
-    say!("`{shown}` holds the {top_k} largest logits of each token of {batches} batches: {rows} rows of {length} tokens");
+    say!(
+        "`{shown}` holds the {top_k} largest logits of each token of {batches} batches: {rows} rows of {length} tokens"
+    );
     match report.ending {
         LogitsEnding::Stopped { signal } => {
             say!("stopped by a signal; the same command goes on");

@@ -21,8 +21,8 @@ use mt_shape::DType;
 use mt_trace::Tensor;
 
 use super::{
-    BatchArray, BatchTensors, BoundModel, DataRequest, FrozenModel, FurtherTokens, FrozenSource, Loss, Models, NamedTensors,
-    Objective, RunData, SideOutputs,
+    BatchArray, BatchTensors, BoundModel, DataRequest, FrozenModel, FrozenSource, FurtherTokens, Loss,
+    Models, NamedTensors, Objective, RunData, SideOutputs,
     next_token::{text_arrays, text_tokens, token_sums, token_terms},
 };
 use crate::{TrainError, metrics::names};
@@ -91,9 +91,11 @@ impl Distillation {
     /// The objective of a configuration with stored logits.
     ///
     /// # Errors
-    /// The directory holds none.
+    /// The directory holds none, or those of rows of another length.
     pub(crate) fn of_stored(settings: &TrainConfig, directory: &Path) -> Result<Self, TrainError> {
-        let shape = StoredLogits::open(directory)?.shape();
+        let stored = StoredLogits::open(directory)?;
+        stored.check_length(settings.data.max_target_length)?;
+        let shape = stored.shape();
         Ok(Self::of_config(settings, Teaching::Stored { directory: directory.to_owned(), shape }))
     }
 
@@ -205,9 +207,8 @@ impl Distillation {
         let (temperature, own) = (captured[0], &captured[1..heads.num_own]);
         let (targets, segmentation, hidden) = (tokens[0], tokens[1], tokens[2]);
         let logits = heads.student.logits_with(own, hidden);
-        let loss_of = |logits, multiplier| {
-            heads.student.loss_of_logits(logits, targets, segmentation, multiplier)
-        };
+        let loss_of =
+            |logits, multiplier| heads.student.loss_of_logits(logits, targets, segmentation, multiplier);
         let student = loss_of(logits, self.z_loss_multiplier);
         let (pair, teacher) = match heads.teacher {
             Some(teacher) => {
@@ -347,7 +348,8 @@ impl Objective for Distillation {
         let total = |name: &str| format!("{}{name}", names::EVALUATION_TOTAL).into();
         sums.extend(teacher.map(|teacher| (total("teacher_loss"), teacher)));
         sums.push((total("kl_div"), divergence));
-        if let (Some(loss), Some(further)) = (self.loss_of_further(models, &predictions, batch), self.further) {
+        if let (Some(loss), Some(further)) = (self.loss_of_further(models, &predictions, batch), self.further)
+        {
             let mean = loss / divisor(further.weights(batch));
             sums.push((names::EVALUATION_TOTAL_PREDICTION_LOSS.into(), mean * student.weights));
         }

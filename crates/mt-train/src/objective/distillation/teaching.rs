@@ -32,10 +32,7 @@ impl Teaching {
         let Self::Stored { shape, .. } = self else { return Vec::new() };
         let axes = vec![axis(BATCH, rows), axis(POSITION, shape.length), axis(TOP, shape.top_k)];
         let array = |name, dtype, below| BatchArray { name, dtype, axes: axes.clone(), below };
-        vec![
-            array(TOP_K_LOGITS, DType::F32, None),
-            array(TOP_K_INDICES, DType::I32, Some(vocab_size)),
-        ]
+        vec![array(TOP_K_LOGITS, DType::F32, None), array(TOP_K_INDICES, DType::I32, Some(vocab_size))]
     }
 }
 
@@ -49,7 +46,8 @@ pub(super) fn of_stored_tokens<'t>(
     student: Tensor<'t>,
 ) -> [Tensor<'t>; 2] {
     let [rows, positions] = [BATCH, POSITION].map(|name| tokens.axis(name));
-    let flat = |tensor: Tensor<'t>, last| tensor.order(&[BATCH, POSITION, last]).merge(&[BATCH, POSITION], TOKEN);
+    let flat =
+        |tensor: Tensor<'t>, last| tensor.order(&[BATCH, POSITION, last]).merge(&[BATCH, POSITION], TOKEN);
     let chosen = flat(student, VOCAB).take_runs(TOKEN, VOCAB, flat(tokens, TOP), axis(RUN, 1));
     let chosen = chosen.squeeze(RUN).split(TOKEN, &[rows, positions]);
     [logits, chosen].map(|logits| logits.rename(TOP, VOCAB))
