@@ -126,3 +126,43 @@ impl Config {
         Self::resolve(&request).map(Some)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolved(arguments: &[&str], environment: &[(&str, &str)]) -> Config {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let request = Request {
+            arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
+            environment: environment.iter().map(owned).collect(),
+            ..Request::default()
+        };
+        Config::resolve(&request).unwrap()
+    }
+
+    #[test]
+    fn weights_of_the_environment_are_the_students() {
+        let keys = ["dataset_type=synthetic", "teacher_overrides.load_parameters_path=large"];
+        let environment =
+            [("M_LOAD_PARAMETERS_PATH", "small"), ("M_BASE_EMB_DIM", "128"), ("M_BASE_MLP_DIM", "256")];
+        let config = resolved(&[&keys[..], &["teacher_overrides.base_mlp_dim=512"]].concat(), &environment);
+        let teacher = config.teacher().unwrap().unwrap();
+        let of = |config: &Config, key: &str| config.entry(key).value.clone();
+        assert_eq!(of(&config, "load_parameters_path"), "small");
+        assert_eq!(of(&teacher, "load_parameters_path"), "large");
+        assert_eq!((of(&teacher, "base_emb_dim"), of(&teacher, "base_mlp_dim")), (128.into(), 512.into()));
+    }
+
+    #[test]
+    fn notes_on_the_teacher_are_its_own() {
+        let keys = ["dataset_type=synthetic", "teacher_overrides.load_parameters_path=large"];
+        assert_eq!(resolved(&keys, &[]).teacher_notes(), Vec::<String>::new());
+        let noted = resolved(&[&keys[..], &["teacher_overrides.sa_block_q=64"]].concat(), &[]);
+        let notes = noted.teacher_notes();
+        assert!(
+            notes.iter().all(|note| note.starts_with("in the configuration of the teacher, `")),
+            "{notes:?}"
+        );
+    }
+}

@@ -1,6 +1,7 @@
 //! Writes the largest logits of a teacher for the rows of a run's data, from which students learn without the teacher.
 
 use std::{
+    ops::Range,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -8,7 +9,7 @@ use std::{
 
 use mt_checkpoint::RunLock;
 use mt_config::TrainConfig;
-use mt_data::{Batch, DataError, LogitsWriter, Position, Watch};
+use mt_data::{Batch, BatchSource, DataError, LogitsWriter, Position, Watch};
 use mt_ir::Program;
 use mt_nn::SequenceOrder;
 use mt_runtime::{Array, Executable, Input, Runtime};
@@ -16,7 +17,7 @@ use mt_shape::HostArray;
 use serde_json::json;
 
 use crate::{
-    Event, TrainError, TrainOptions, TrainPlan, batch,
+    Event, Observer, TrainError, TrainOptions, TrainPlan, batch,
     data::DataRequest,
     events,
     objective::{BatchArray, FrozenModel},
@@ -91,15 +92,7 @@ pub fn save_logits(
     options: &LogitsOptions,
     train: &TrainOptions,
 ) -> Result<LogitsReport, TrainError> {
-    let vocab_size = settings.model.vocab_size;
-    if !(1..=vocab_size).contains(&options.top_k) {
-        let top_k = options.top_k;
-        return Err(DataError::Options(format!(
-            "{top_k} logits of each position are requested, but the vocabulary has {vocab_size} tokens\n\
-             hint: use a number from 1 to {vocab_size}"
-        ))
-        .into());
-    }
+    check_number(options.top_k, settings.model.vocab_size)?;
     let stop = StopSignal::listen()?;
     let observer = &train.observer;
     let (runtime, plan) = hardware(settings, observer)?;
@@ -144,32 +137,24 @@ pub fn save_logits(
         );
     }
     let teacher = Teacher::load(&plan, &runtime, frozen, &sources, (program, train))?;
-    let (mut ending, mut reported) = (LogitsEnding::Completed, Instant::now());
-    let mut waiting: Option<Computed> = None;
-    for step in progress.full_batches..steps {
-        if let Some(signal) = stop.received() {
-            ending = LogitsEnding::Stopped { signal };
-            break;
-        }
-        let Some(batch) = data.next_batch()? else {
-            ending = LogitsEnding::DataEnded;
-            break;
-        };
-        // The device computes a batch while the host writes the previous one.
-        let outputs = teacher.start(&batch)?;
-        let before = waiting.replace(Computed { batch, outputs, after: data.position() });
-        before.map(|before| teacher.write(before, &mut writer)).transpose()?;
-        if reported.elapsed() >= REPORT {
-            reported = Instant::now();
-            events::note(observer, format!("logits of {step} of {steps} batches"));
-        }
-    }
-    waiting.map(|last| teacher.write(last, &mut writer)).transpose()?;
+    let ending =
+        teacher.write_all(&mut *data, &mut writer, progress.full_batches..steps, (&stop, observer))?;
     let written = writer.finish()?;
     match (ending, written.batches) {
         (LogitsEnding::DataEnded, 0) => Err(TrainError::NoBatch),
         _ => Ok(report(ending, written.batches)),
     }
+}
+
+fn check_number(top_k: usize, vocab_size: usize) -> Result<(), TrainError> {
+    if (1..=vocab_size).contains(&top_k) {
+        return Ok(());
+    }
+    let message = format!(
+        "{top_k} logits of each position are requested, but the vocabulary has {vocab_size} tokens\n\
+         hint: use a number from 1 to {vocab_size}"
+    );
+    Err(DataError::Options(message).into())
 }
 
 /// Opens the data of the run. The directory takes the place of a run's.
@@ -179,7 +164,7 @@ fn data(
     options: &LogitsOptions,
     train: &TrainOptions,
     stop: &StopSignal,
-) -> Result<Box<dyn mt_data::BatchSource>, TrainError> {
+) -> Result<Box<dyn BatchSource>, TrainError> {
     let settings = &plan.settings;
     let schedule = Schedule::new(plan, runtime)?;
     let report = |progress| (train.observer)(Event::Progress(progress));
@@ -221,6 +206,38 @@ impl<'a> Teacher<'a> {
         let parameters = load_parameters_of(runtime, &plan.placement, model, path, &train.observer)?;
         let (declared, order) = (plan.objective().arrays(plan.rows()), plan.programs().order);
         Ok(Self { runtime, program, parameters, declared, order })
+    }
+
+    /// Writes the logits of the batches of `steps`, until the data ends or a signal arrives.
+    fn write_all(
+        &self,
+        data: &mut dyn BatchSource,
+        writer: &mut LogitsWriter,
+        steps: Range<u64>,
+        (stop, observer): (&StopSignal, &Observer),
+    ) -> Result<LogitsEnding, TrainError> {
+        let (mut ending, mut reported) = (LogitsEnding::Completed, Instant::now());
+        let mut waiting: Option<Computed> = None;
+        for step in steps.clone() {
+            if let Some(signal) = stop.received() {
+                ending = LogitsEnding::Stopped { signal };
+                break;
+            }
+            let Some(batch) = data.next_batch()? else {
+                ending = LogitsEnding::DataEnded;
+                break;
+            };
+            // The device computes a batch while the host writes the previous one.
+            let outputs = self.start(&batch)?;
+            let before = waiting.replace(Computed { batch, outputs, after: data.position() });
+            before.map(|before| self.write(before, writer)).transpose()?;
+            if reported.elapsed() >= REPORT {
+                reported = Instant::now();
+                events::note(observer, format!("logits of {step} of {} batches", steps.end));
+            }
+        }
+        waiting.map(|last| self.write(last, writer)).transpose()?;
+        Ok(ending)
     }
 
     fn start(&self, batch: &Batch) -> Result<Vec<Array>, TrainError> {

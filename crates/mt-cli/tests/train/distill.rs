@@ -203,7 +203,7 @@ fn students_answer_themselves() {
     sandbox.train("whole", &keys).succeeded();
     kill_after_checkpoint(&sandbox, "killed", &keys);
     sandbox.train("killed", &keys).succeeded();
-    // Templates see the time of a run's first start, which is a part of the data position.
+    // Templates see the time of a run's first start, which the data position records.
     let state = |run: &str| {
         let mut state = sandbox.state(run, 11);
         state.retain(|path, _| !path.starts_with("iter"));
@@ -265,7 +265,7 @@ fn students_begin_with_weights_of_the_teacher_and_train_some() {
     );
     fails(
         &["distill_weights_copy_map={\"decoder/decoder_norm/scale\": \"token_embedder/embedding\"}"],
-        &["of the teacher is `f32[32]`", "hint: copy parameters of the same shape"],
+        &["of the teacher is `float32[32]`", "hint: copy parameters of the same shape"],
     );
     fails(
         &["student_params_to_update=[mlp]", "trainable_parameters_mask=[norm]"],
@@ -310,6 +310,45 @@ fn published_models_teach() {
         "a vocabulary of 80",
         "hint: use `vocab_size=80`",
     ]);
+}
+
+#[test]
+fn students_predict_further_tokens_and_estimates_count_both_models() {
+    let sandbox = Sandbox::new();
+    copy_model_from(&sandbox, "../mt-models/tests/goldens/families/deepseek3_predicting");
+    let keys = [
+        "hf_path=text",
+        "hf_train_files=train.txt",
+        "steps=2",
+        "base_output_directory=runs",
+        "hf_model_path=model",
+        "mtp_num_layers=2",
+        "max_target_length=16",
+        "per_device_batch_size=2",
+        "dtype=float32",
+    ];
+    let distill = ["distill", "run_name=pupil", "teacher_overrides.hf_model_path=model"];
+    for (name, way) in [("whole", &[][..]), ("tiles", &["num_vocab_tiling=4"])] {
+        let name = format!("run_name={name}");
+        run(&sandbox, &[&distill[..], &keys, &[&name], way].concat()).succeeded();
+    }
+    let of = |run: &str, metric: &str| sandbox.metrics(run).series(metric);
+    let [total, hard, soft, further] =
+        ["learning/loss", "distill/hard_loss", "distill/soft_loss", "learning/mtp_loss"]
+            .map(|metric| of("whole", metric));
+    for step in 0..2 {
+        let sum = 0.5 * hard[step] + 0.5 * soft[step] + further[step];
+        assert!((total[step] - sum).abs() < 1e-4 * sum && further[step] > 0.01, "{total:?} {further:?}");
+        let tiles = of("tiles", "learning/loss")[step];
+        assert!((total[step] - tiles).abs() < 1e-5 * tiles, "{total:?}, {tiles} in tiles");
+    }
+    let estimated = |command: &[&str]| -> serde_json::Value {
+        let report = run(&sandbox, &[&["estimate", "--json"], command, &keys].concat()).succeeded();
+        serde_json::from_str(&report.output).unwrap()
+    };
+    let logits = |report: &serde_json::Value| report["device_memory"]["logits"].as_u64().unwrap();
+    let (alone, both) = (estimated(&[]), estimated(&distill[2..]));
+    assert!(logits(&both) > logits(&alone), "{alone} {both}");
 }
 
 #[test]

@@ -148,7 +148,7 @@ impl DataGroup {
                 "use 1 or more, or -1 for data without end",
             ));
         }
-        // Stored logits come with their rows, and only held-out data is read besides.
+        // Stored logits come with their rows, so that only held-out data is read from files.
         let reads_files = self.offline_data_dir.is_none() || self.has_evaluation_data();
         if self.dataset_type != DatasetType::Hf || !reads_files {
             return;

@@ -19,13 +19,13 @@ use crate::{
     stream::Position,
 };
 
-/// The file that records what is complete.
+/// The file that records complete files.
 const PROGRESS_FILE: &str = "teacher_top_k.json";
 
 /// The version of that file.
 const VERSION: u32 = 1;
 
-/// What a directory holds, and how its data goes on.
+/// The contents of a directory, and the position at which its data goes on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LogitsProgress {
     version: u32,
@@ -88,7 +88,7 @@ impl LogitsWriter {
         Ok(writer)
     }
 
-    /// What earlier processes have written.
+    /// The files that earlier processes have completed.
     pub fn progress(&self) -> &LogitsProgress {
         &self.progress
     }

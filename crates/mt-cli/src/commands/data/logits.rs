@@ -79,7 +79,7 @@ pub fn check(arguments: &DataCheckLogits) -> Result<(), Failure> {
     stored.check(arguments.vocab_size, |_| ())?;
     let shape = stored.shape();
     print(&format!(
-        "{} rows in {} files, each with {} tokens and {} logits a token: all records are whole\n",
+        "{} rows in {} files, each with {} tokens and {} logits a token: all records are whole",
         stored.rows(),
         stored.num_files(),
         shape.length,
