@@ -1,6 +1,7 @@
 //! The command line.
 
 mod checkpoint;
+mod data;
 mod distill;
 mod preference;
 mod serve;
@@ -21,6 +22,7 @@ use crate::{
 use checkpoint::{
     CHECKPOINT_DIFF, CHECKPOINT_DIFF_EXAMPLES, INSPECT, INSPECT_EXAMPLES, VERIFY, VERIFY_EXAMPLES,
 };
+pub use data::{DataCheckLogits, DataCommand, DataSaveLogits, DataShow};
 use distill::{DISTILL, DISTILL_EXAMPLES};
 use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
 pub use preference::{Reward, RewardCommand, RewardScore};
@@ -90,19 +92,6 @@ Examples:
 See also:
   maxtext data show …   the tokens of conversations, and which have a loss";
 
-const DATA_SHOW: &str = "\
-Prints training examples as the model sees them: after the chat template, the
-tokenizer, truncation and packing.
-
-The keys are those of `train`. On a terminal, tokens with a loss are green;
-elsewhere \u{27e6} and \u{27e7} enclose them. Nothing is trained, and no device is started.";
-
-const DATA_SHOW_EXAMPLES: &str = "\
-Examples:
-  maxtext data show --count 2 post_train/sft.yml hf_model_path=Qwen3-0.6B \\
-      hf_train_files='chats/*.jsonl'
-  maxtext data show --json dataset_type=hf hf_path=text \\
-      hf_train_files='books/*.txt' tokenizer_type=byte";
 
 const DECODE: &str = "\
 Continues prompts with a trained model, and prints tokens as they are generated.
@@ -375,7 +364,7 @@ pub enum Command {
     /// Measure running servers
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Show training data
+    /// Show training data, and store a teacher's logits for it
     #[command(subcommand)]
     Data(DataCommand),
     /// Estimate parameters, FLOPs, memory and training time from shapes
@@ -713,25 +702,6 @@ pub struct CheckpointDiff {
     /// Write one JSON object
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum DataCommand {
-    /// Print training examples, and which of their tokens have a loss
-    #[command(long_about = DATA_SHOW, after_help = DATA_SHOW_EXAMPLES)]
-    Show(DataShow),
-}
-
-#[derive(Debug, Args)]
-pub struct DataShow {
-    /// The number of examples
-    #[arg(long, value_name = "EXAMPLES", default_value_t = 3)]
-    pub count: usize,
-    /// Write one JSON object per example: token ids, their texts, and whether they have a loss
-    #[arg(long)]
-    pub json: bool,
-    #[command(flatten)]
-    pub settings: Settings,
 }
 
 #[derive(Debug, Subcommand)]

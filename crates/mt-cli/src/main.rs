@@ -13,6 +13,7 @@ mod arguments;
 mod commands;
 mod console;
 mod failure;
+mod generator;
 mod numpy;
 mod progress;
 
@@ -51,12 +52,12 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             return commands::train::run_as(PresetCommand::named("distill"), settings, None);
         }
         Command::Reward(arguments) => return commands::reward::run(arguments),
+        Command::Data(command) => return commands::data::run(command),
         Command::Compile(command) => return commands::compile::run(command),
         Command::Decode(settings) => commands::decode::run(settings)?,
         Command::Chat(settings) => commands::chat::run(settings)?,
         Command::Serve(command) => commands::serve::run(command)?,
         Command::Bench(command) => commands::bench::run(command)?,
-        Command::Data(command) => commands::data::run(command)?,
         Command::Estimate(command) => commands::estimate::run(command)?,
         Command::Logits(command) => commands::logits::run(command)?,
         Command::Config(command) => commands::config::run(command)?,

@@ -109,7 +109,8 @@ impl PresetCommand {
         if !self.needs.is_empty() && !self.needs.iter().any(is_set) {
             problems.push(Problem::inconsistent(
                 format!("the command is `maxtext {}`, but no teacher is named", self.name),
-                "name a run, a checkpoint or a published model: `teacher_overrides.load_parameters_path=…`",
+                "name a run, a checkpoint or a published model: `teacher_overrides.load_parameters_path=…`; or stored logits: \
+                 `offline_data_dir=…`",
             ));
         }
     }

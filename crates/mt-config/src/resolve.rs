@@ -537,6 +537,7 @@ impl Merge {
     fn settle_data(&mut self, command: Option<&PresetCommand>) {
         self.config.settle_dataset();
         self.config.settle_files();
+        self.config.settle_student();
         if let Some(command) = command {
             command.check(&self.config, &mut self.problems);
         }

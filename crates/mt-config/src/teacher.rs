@@ -73,6 +73,14 @@ impl Config {
         self
     }
 
+    /// The notes on the teacher's configuration that are not those of its student.
+    pub fn teacher_notes(&self) -> Vec<String> {
+        let Ok(Some(teacher)) = self.teacher() else { return Vec::new() };
+        let own = self.notes();
+        let of_teacher = teacher.notes().into_iter().filter(|note| !own.contains(note));
+        of_teacher.map(|note| format!("in the configuration of the teacher, {note}")).collect()
+    }
+
     /// The configuration of the teacher, if the run has one. A teacher that is a run or a published model describes itself,
     /// and `teacher_overrides` alone changes that description. Any other teacher takes all keys that the student takes but
     /// for `student_overrides`, as in MaxText.
@@ -97,6 +105,15 @@ impl Config {
         };
         let is_described = run.is_some() || description.is_some();
         request.description = description.filter(|_| run.is_none());
+        // The student's weights are not the teacher's, even if the environment names them.
+        request.environment.retain(|(variable, _)| {
+            let name = variable.strip_prefix("M_").map(str::to_lowercase);
+            let key = name.and_then(|name| table::canonical(&name));
+            key.is_none_or(|key| {
+                let is_own = |name: &str| table::canonical(name).is_some_and(|own| own.name == key.name);
+                !WEIGHTS.iter().any(|name| is_own(name)) && !overrides.keys().any(|name| is_own(name))
+            })
+        });
         let arguments = &mut request.arguments;
         arguments.push(format!("{STUDENT}={{}}"));
         arguments.extend(WEIGHTS.iter().map(|key| format!("{key}=")));
@@ -108,5 +125,45 @@ impl Config {
         let nested = |(name, value): (&String, &Value)| format!("{STUDENT}.{name}={}", value_text(value));
         arguments.extend(overrides.iter().map(nested));
         Self::resolve(&request).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolved(arguments: &[&str], environment: &[(&str, &str)]) -> Config {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let request = Request {
+            arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
+            environment: environment.iter().map(owned).collect(),
+            ..Request::default()
+        };
+        Config::resolve(&request).unwrap()
+    }
+
+    #[test]
+    fn weights_of_the_environment_are_the_students() {
+        let keys = ["dataset_type=synthetic", "teacher_overrides.load_parameters_path=large"];
+        let environment =
+            [("M_LOAD_PARAMETERS_PATH", "small"), ("M_BASE_EMB_DIM", "128"), ("M_BASE_MLP_DIM", "256")];
+        let config = resolved(&[&keys[..], &["teacher_overrides.base_mlp_dim=512"]].concat(), &environment);
+        let teacher = config.teacher().unwrap().unwrap();
+        let of = |config: &Config, key: &str| config.entry(key).value.clone();
+        assert_eq!(of(&config, "load_parameters_path"), "small");
+        assert_eq!(of(&teacher, "load_parameters_path"), "large");
+        assert_eq!((of(&teacher, "base_emb_dim"), of(&teacher, "base_mlp_dim")), (128.into(), 512.into()));
+    }
+
+    #[test]
+    fn notes_on_the_teacher_are_its_own() {
+        let keys = ["dataset_type=synthetic", "teacher_overrides.load_parameters_path=large"];
+        assert_eq!(resolved(&keys, &[]).teacher_notes(), Vec::<String>::new());
+        let noted = resolved(&[&keys[..], &["teacher_overrides.sa_block_q=64"]].concat(), &[]);
+        let notes = noted.teacher_notes();
+        assert!(
+            notes.iter().all(|note| note.starts_with("in the configuration of the teacher, `")),
+            "{notes:?}"
+        );
     }
 }

@@ -91,6 +91,17 @@ impl Config {
         formats.iter().find(|(_, endings)| all_end(endings)).map(|(format, _)| *format)
     }
 
+    /// Sets the mask of trained parameters to that of a student.
+    pub(crate) fn settle_student(&mut self) {
+        let patterns = self.entry("student_params_to_update").value.clone();
+        let is_set = |name: &str| self.entry(name).key.asks(&self.entry(name).value);
+        let is_student = is_set("teacher_overrides") || is_set("offline_data_dir");
+        let names_some = patterns.as_array().is_some_and(|patterns| !patterns.is_empty());
+        if is_student && names_some && !is_set("trainable_parameters_mask") {
+            self.replace("trainable_parameters_mask", patterns, Origin::Derived);
+        }
+    }
+
     fn replace(&mut self, name: &str, value: Value, origin: Origin) {
         let entry = self.entries.get_mut(name).expect("the key is in the table");
         (entry.value, entry.origin) = (value, origin);
@@ -99,7 +110,8 @@ impl Config {
     /// Notes about training with this configuration, in addition to [`Config::notes`].
     pub fn training_notes(&self) -> Vec<String> {
         let entry = self.entry("dataset_type");
-        if entry.origin != Origin::Default || entry.value != entry.key.default.value() {
+        let is_stored = self.entry("offline_data_dir").value.as_str().is_some_and(|path| !path.is_empty());
+        if is_stored || entry.origin != Origin::Default || entry.value != entry.key.default.value() {
             return Vec::new();
         }
         vec![format!(

@@ -34,6 +34,10 @@ pub mod arrays {
     pub const LABELS: &str = "labels";
     /// The summed log-probability of each answer by a reference model, which a run adds to batches: `f32[rows, sequences]`.
     pub const REFERENCE_LOG_PROBABILITIES: &str = "reference_log_probabilities";
+    /// The largest logits of a teacher at each position, in descending order: `f32[rows, length, k]`.
+    pub const TOP_K_LOGITS: &str = "top_k_logits";
+    /// The tokens of these logits: `i32[rows, length, k]`.
+    pub const TOP_K_INDICES: &str = "top_k_indices";
 }
 
 use arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, LABELS, TARGETS, TARGETS_SEGMENTATION};

@@ -71,6 +71,17 @@ pub enum DataError {
     )]
     Parquet { path: PathBuf, reason: String },
 
+    /// Files that hold no logits of a teacher.
+    #[error(
+        "{place} holds no usable logits of a teacher: {reason}\nhint: `maxtext data save-logits` writes them anew, into \
+         another directory"
+    )]
+    StoredLogits { place: String, reason: String },
+
+    /// An ArrayRecord file that cannot be read or written.
+    #[error(transparent)]
+    ArrayRecord(#[from] mt_array_record::ArrayRecordError),
+
     /// A source without a single document.
     #[error("the dataset {dataset} holds no document{hint}")]
     Empty { dataset: String, hint: String },
@@ -131,6 +142,14 @@ pub enum DataError {
     #[error("the tokenizer {tokenizer} has no token {id}; its ids end at {last}")]
     UnknownToken { tokenizer: String, id: u32, last: u32 },
 
+    /// A tokenizer that does not suit a teacher.
+    #[error(
+        "token {id} is {own:?} in the tokenizer {tokenizer}, but {other:?} in that of the teacher, {teacher}, whose \
+         probabilities are those of its own tokens\nhint: use the teacher's tokenizer, or a teacher that was trained with \
+         this one"
+    )]
+    OtherNumbers { tokenizer: String, teacher: String, id: u32, own: String, other: String },
+
     /// A document with a token outside the model's vocabulary.
     #[error(
         "a document of {dataset} holds token {token}, but the model's `vocab_size` is {vocab_size}\nhint: leave the text of \
@@ -187,6 +206,7 @@ impl DataError {
                     | io::ErrorKind::IsADirectory
                     | io::ErrorKind::NotADirectory
             ),
+            Self::ArrayRecord(error) => error.is_user_error(),
             Self::Worker { .. } | Self::Train { .. } | Self::Tokenize { .. } | Self::Stopped => false,
             _ => true,
         }

@@ -31,6 +31,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod answers;
 mod batch;
 mod chat;
 mod conversation;
@@ -51,11 +52,13 @@ mod source;
 mod spans;
 mod state;
 mod statistics;
+mod stored_logits;
 mod stream;
 mod tokenizer;
 mod user_function;
 mod watch;
 
+pub use answers::StudentAnswers;
 pub use batch::{Batch, NamedArray, arrays};
 pub use chat::{ChatTemplate, Message};
 pub use conversation::{
@@ -77,6 +80,9 @@ pub use source::{Dataset, RecordFormat, Source, TextDocument};
 pub use spans::{SpanCorruption, SpanSizes};
 pub use state::IteratorState;
 pub use statistics::{UnigramModel, bits_per_byte};
+pub use stored_logits::{
+    LogitsProgress, LogitsShape, LogitsWriter, StoredLogits, StoredLogitsOptions, StoredLogitsSource,
+};
 pub use stream::{BatchSource, HeldOut, Position};
 pub use tokenizer::{
     BYTE_LEVEL_SPECIAL_TOKENS, CompressedVocabulary, DecodeStream, EncodedDocument, SpecialTokens,

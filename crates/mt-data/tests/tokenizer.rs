@@ -299,3 +299,18 @@ fn compressed_vocabularies_are_those_of_the_normalizers_in_python() {
     assert_eq!(compressed.size as i32, expected.iter().max().unwrap() + 1);
     assert!(compressed.size < expected.len());
 }
+
+#[test]
+fn tokenizers_of_one_size_are_told_apart() {
+    let (own, same) = (train(&corpus(), 300), train(&corpus(), 300));
+    own.check_same_numbers(&same).unwrap();
+    // The first tokens of both are the bytes, and the longer one has more.
+    own.check_same_numbers(&train(&corpus(), 310)).unwrap();
+    own.check_same_numbers(&Tokenizer::bytes()).unwrap();
+    let others: Vec<String> = (0..50).map(|n| format!("zebra quartz {n} vexing jumps")).collect();
+    let error = own.check_same_numbers(&train(&others, 300)).unwrap_err();
+    assert!(error.is_user_error());
+    let text = error.to_string();
+    assert!(text.contains("but") && text.contains("in that of the teacher"), "{text}");
+    assert!(text.contains("hint: use the teacher's tokenizer"), "{text}");
+}

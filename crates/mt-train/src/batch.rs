@@ -8,17 +8,14 @@ use mt_nn::{SequenceOrder, axes::POSITION};
 use mt_runtime::{Array, Runtime};
 use mt_shape::{DType, HostArray};
 
-use crate::{
-    TrainError,
-    objective::{BatchArray, Objective},
-};
+use crate::{TrainError, objective::BatchArray};
 
-/// Checks that a batch has the arrays that an objective declares, with elements within their bounds.
+/// Checks that a batch has the declared arrays, with elements within their bounds.
 ///
 /// # Errors
 /// An array is missing, has another type or shape, or holds an element out of bounds.
-pub(crate) fn check(objective: &dyn Objective, batch: &Batch) -> Result<(), TrainError> {
-    for declared in objective.arrays(batch.rows) {
+pub(crate) fn check(arrays: Vec<BatchArray>, batch: &Batch) -> Result<(), TrainError> {
+    for declared in arrays {
         let wrong = |problem: String| TrainError::WrongBatch { array: declared.name, problem };
         let array = array_of(batch, &declared)?;
         let dims = declared.dims();
@@ -66,17 +63,36 @@ fn array_of<'a>(batch: &'a Batch, declared: &BatchArray) -> Result<&'a Arc<HostA
 
 /// Permutes an array along the dimension `along` from the order of the text to the order in which tokens are stored.
 pub(crate) fn stored(array: &HostArray, along: usize, order: SequenceOrder) -> HostArray {
+    permuted(array, along, |index, length| (order.place(index, length), index))
+}
+
+/// Permutes an array along the dimension `along` from the order in which tokens are stored to that of the text.
+pub(crate) fn as_read(array: HostArray, along: usize, order: SequenceOrder) -> HostArray {
+    match order {
+        SequenceOrder::AsRead => array,
+        SequenceOrder::Paired { .. } => {
+            permuted(&array, along, |index, length| (index, order.place(index, length)))
+        }
+    }
+}
+
+/// Copies elements along a dimension, from one place to another for each index.
+fn permuted(
+    array: &HostArray,
+    along: usize,
+    from_and_to: impl Fn(usize, usize) -> (usize, usize),
+) -> HostArray {
     let dims = array.dims();
     let (outer, length) = (dims[..along].iter().product::<usize>(), dims[along]);
     let size = dims[along + 1..].iter().product::<usize>() * array.dtype().byte_size();
-    let mut stored = HostArray::zeros(array.dtype(), dims);
-    let places: Vec<usize> = (0..length).map(|index| order.place(index, length)).collect();
-    let (from, to) = (array.bytes(), stored.bytes_mut());
+    let mut copy = HostArray::zeros(array.dtype(), dims);
+    let places: Vec<(usize, usize)> = (0..length).map(|index| from_and_to(index, length)).collect();
+    let (from, to) = (array.bytes(), copy.bytes_mut());
     for row in 0..outer {
-        for (index, place) in places.iter().enumerate() {
-            let (source, target) = ((row * length + place) * size, (row * length + index) * size);
+        for (source, target) in &places {
+            let (source, target) = ((row * length + source) * size, (row * length + target) * size);
             to[target..][..size].copy_from_slice(&from[source..][..size]);
         }
     }
-    stored
+    copy
 }

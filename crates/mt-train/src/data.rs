@@ -9,9 +9,10 @@ use mt_config::{
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, ChatTemplate, CompressedVocabulary, ConversationColumns,
     Conversations, DataError, Dataset, DatasetOptions, EvaluationSet, Examples, HeldOut, MismatchedHeldOut,
-    MismatchedSource, Packing, PromptLimit, RecordFormat, Remainder, RewardColumns, Source, Split, Targets,
-    TextDocument, Tokenizer, TrainIterator, UnigramModel, UserFunction, Watch, bits_per_byte, instructions,
-    repository_documents, save_documents, save_instruction_pairs, save_instructions, train_bpe,
+    MismatchedSource, Packing, PromptLimit, RecordFormat, Remainder, RewardColumns, Source, Split,
+    StoredLogitsOptions, StoredLogitsSource, Targets, TextDocument, Tokenizer, TrainIterator, UnigramModel,
+    UserFunction, Watch, bits_per_byte, instructions, repository_documents, save_documents,
+    save_instruction_pairs, save_instructions, train_bpe,
 };
 
 use serde_json::json;
@@ -94,6 +95,8 @@ pub struct DataRequest<'a> {
     pub evaluates: bool,
     /// The tokenizer that comes with the loaded parameters, unless the configuration names another one.
     pub inherited_tokenizer: Option<BroughtTokenizer>,
+    /// The tokenizer of a teacher, or of the rows of its stored logits. The run's tokenizer gives tokens the same numbers.
+    pub teacher_tokenizer: Option<BroughtTokenizer>,
     /// The numbers of the tokens of the only tokenizer that suits the model, if the model depends on it.
     pub token_numbers: Option<Arc<CompressedVocabulary>>,
     /// Whether the run has checkpoints. If so, the tokenizer and the copy of the data in its directory are used again.
@@ -155,31 +158,9 @@ impl DataRequest<'_> {
                 format!("the chat template is that of {family}; its answers are marked as TRL marks them");
             events::note(self.observer, note);
         }
-        let options =
-            |source: Source, conversations: &Option<Arc<Conversations>>, rows: usize| DatasetOptions {
-                conversations: conversations.clone(),
-                examples,
-                packing: match (
-                    self.data.packing && examples == Examples::Documents,
-                    self.data.grain_packing_type,
-                ) {
-                    (false, _) => Packing::Off,
-                    (true, PackingType::FirstFit) => Packing::FirstFit,
-                    (true, PackingType::ConcatThenSplit) => Packing::ConcatThenSplit,
-                },
-                targets,
-                // The tokenizer cuts conversations, so that it can leave out those whose answers would be cut away.
-                drops_long_ends: Some(self.data.drops_long_ends() && conversations.is_none()),
-                max_segments: self.data.max_segments_per_seq,
-                shuffle: self.data.enable_data_shuffling,
-                seed: self.data.data_shuffle_seed,
-                num_epoch: self.data.num_epoch,
-                add_bos: self.tokenizer.add_bos,
-                add_eos: self.tokenizer.add_eos,
-                vocab_size: Some(self.data.vocab_size),
-                remainder: Remainder::Drop,
-                ..DatasetOptions::training(source, length, rows)
-            };
+        let options = |source: Source, conversations: &Option<Arc<Conversations>>, rows: usize| {
+            self.options((source, conversations, examples), (targets, length), rows)
+        };
         let train_options = options(train.clone(), &conversations, self.rows);
         let rows_of_epoch = (examples != Examples::Documents).then(|| dataset.num_documents());
         let train = TrainIterator::new(dataset.clone(), train_options.clone(), tokenizer.clone())?;
@@ -202,6 +183,77 @@ impl DataRequest<'_> {
             baseline: Some(baseline),
             rows_of_epoch,
             conversations,
+        })
+    }
+
+    /// The options of a source with these records and targets, in rows of a length.
+    fn options(
+        &self,
+        (source, conversations, examples): (Source, &Option<Arc<Conversations>>, Examples),
+        (targets, length): (Targets, usize),
+        rows: usize,
+    ) -> DatasetOptions {
+        let packs = self.data.packing && examples == Examples::Documents;
+        DatasetOptions {
+            conversations: conversations.clone(),
+            examples,
+            packing: match (packs, self.data.grain_packing_type) {
+                (false, _) => Packing::Off,
+                (true, PackingType::FirstFit) => Packing::FirstFit,
+                (true, PackingType::ConcatThenSplit) => Packing::ConcatThenSplit,
+            },
+            targets,
+            // The tokenizer cuts conversations, so that it can leave out those whose answers would be cut away.
+            drops_long_ends: Some(self.data.drops_long_ends() && conversations.is_none()),
+            max_segments: self.data.max_segments_per_seq,
+            shuffle: self.data.enable_data_shuffling,
+            seed: self.data.data_shuffle_seed,
+            num_epoch: self.data.num_epoch,
+            add_bos: self.tokenizer.add_bos,
+            add_eos: self.tokenizer.add_eos,
+            vocab_size: Some(self.data.vocab_size),
+            remainder: Remainder::Drop,
+            ..DatasetOptions::training(source, length, rows)
+        }
+    }
+
+    /// Opens rows of stored logits, which keep their packing, and held-out text.
+    ///
+    /// # Errors
+    /// The files hold none or do not fit the model, or a tokenizer or held-out data cannot be read.
+    pub fn stored_logits(&self, directory: &Path) -> Result<RunData, TrainError> {
+        let length = self.data.max_target_length;
+        let options = StoredLogitsOptions {
+            length,
+            vocab_size: self.data.vocab_size,
+            batch_rows: self.first_rows,
+            shuffle: self.data.enable_data_shuffling,
+            seed: self.data.data_shuffle_seed,
+            num_epoch: self.data.num_epoch,
+        };
+        let train = StoredLogitsSource::open(directory, options)?;
+        // Stored rows are tokens already. The run's tokenizer is for held-out text, and for its users.
+        let has_tokenizer = self.inherited_tokenizer.is_some()
+            || self.tokenizer.is_named() && self.tokenizer.tokenizer_vocab_size == 0;
+        let tokenizer = match has_tokenizer {
+            true => Some(self.saved_tokenizer(|| self.named_tokenizer())?),
+            false => None,
+        };
+        let held_out = self.local_source(Split::Evaluation)?.filter(|_| self.data.has_evaluation_data());
+        let evaluation = held_out.filter(|_| self.evaluates).map(|source| {
+            let template = self.chat_template(&source)?;
+            let form = self.form(&self.data.eval_columns(), &template).filter(|_| is_of_records(&source));
+            let read = (source, &form.map(Arc::new), Examples::Documents);
+            let options = self.options(read, (Targets::Next, length), self.evaluation_rows);
+            let set = EvaluationSet::open(options, tokenizer.clone(), self.evaluation_steps)?;
+            Ok::<Box<dyn HeldOut>, TrainError>(Box::new(set))
+        });
+        Ok(RunData {
+            rows_of_epoch: Some(train.rows_of_epoch()),
+            train: Box::new(train),
+            evaluation: evaluation.transpose()?,
+            baseline: None,
+            conversations: None,
         })
     }
 
@@ -352,18 +404,36 @@ impl DataRequest<'_> {
         if self.data.format().is_none() {
             return Ok(None);
         }
+        Ok(Some(self.saved_tokenizer(|| self.make_tokenizer(train))?))
+    }
+
+    /// The tokenizer saved in the run's directory; a run without one saves the one that `make` gives.
+    fn saved_tokenizer(
+        &self,
+        make: impl FnOnce() -> Result<Tokenizer, TrainError>,
+    ) -> Result<Arc<Tokenizer>, TrainError> {
         let directory = tokenizer_directory(self.run_directory);
         let tokenizer = if Tokenizer::is_saved_in(&directory) {
             Tokenizer::load(&directory)?
         } else {
-            let made = self.make_tokenizer(train)?;
+            let made = make()?;
             made.check_vocab_size(self.data.vocab_size)?;
+            self.check_teacher(&made)?;
             made.save(&directory)?;
             made
         };
         tokenizer.check_vocab_size(self.data.vocab_size)?;
         self.check_numbers(&tokenizer)?;
-        Ok(Some(Arc::new(tokenizer)))
+        Ok(Arc::new(tokenizer))
+    }
+
+    /// Refuses a tokenizer that gives tokens other numbers than the teacher's.
+    fn check_teacher(&self, tokenizer: &Tokenizer) -> Result<(), TrainError> {
+        let Some(brought) = &self.teacher_tokenizer else { return Ok(()) };
+        let TokenizerChoice { path, .. } = self.tokenizer.choice(Some(brought));
+        // A published model without files of a tokenizer is used with any.
+        let Some(of_teacher) = path.filter(|path| Tokenizer::is_saved_in(path)) else { return Ok(()) };
+        Ok(tokenizer.check_same_numbers(&Tokenizer::load(of_teacher)?)?)
     }
 
     /// Refuses a tokenizer whose tokens the model's memories of n-grams do not number.
@@ -383,7 +453,12 @@ impl DataRequest<'_> {
             let size = self.tokenizer.tokenizer_vocab_size;
             return Ok(train_bpe(train.documents(), size, &BYTE_LEVEL_SPECIAL_TOKENS, self.watch)?);
         }
-        let TokenizerChoice { kind, path } = self.tokenizer.choice(inherited);
+        self.named_tokenizer()
+    }
+
+    /// The inherited tokenizer, or the one that keys name.
+    fn named_tokenizer(&self) -> Result<Tokenizer, TrainError> {
+        let TokenizerChoice { kind, path } = self.tokenizer.choice(self.inherited_tokenizer.as_ref());
         Ok(Tokenizer::open(kind, path)?)
     }
 }

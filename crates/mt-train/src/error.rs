@@ -81,6 +81,18 @@ pub enum TrainError {
     NotGoodput { path: PathBuf, line: usize },
     #[error("the plugin's profile cannot be read: {0}")]
     Profile(prost::DecodeError),
+    #[error(
+        "the configuration names no teacher that runs, whose logits could be written\nhint: name a run, a checkpoint or a published model: `teacher_overrides.load_parameters_path=…`, without `offline_data_dir`"
+    )]
+    NoTeacher,
+    #[error("`distill_weights_copy_map` cannot be applied: {problem}")]
+    CopiedWeights { problem: String },
+    #[error(
+        "the student's own answers are requested (`distill_student_answers`), but nothing can generate them"
+    )]
+    NoGenerator,
+    #[error("the student's own answers cannot be generated: {0}")]
+    Generation(crate::GenerationError),
     #[error("the state was lost when a step failed\nhint: start again from the last checkpoint")]
     StateLost,
     #[error("no step is done yet, so there is no state to save")]
@@ -106,6 +118,9 @@ impl TrainError {
             | Self::OnlyLoaded { .. }
             | Self::NotGoodput { .. }
             | Self::SingleJudgedAnswer
+            | Self::NoTeacher
+            | Self::CopiedWeights { .. }
+            | Self::NoGenerator
             | Self::NoBatch => true,
             Self::Data(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),
@@ -115,6 +130,7 @@ impl TrainError {
             Self::Trace { .. }
             | Self::Profile(_)
             | Self::NonFiniteLoss { .. }
+            | Self::Generation(_)
             | Self::StateLost
             | Self::NothingToSave => false,
             Self::Io { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,

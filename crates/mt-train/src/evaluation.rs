@@ -73,7 +73,7 @@ impl Evaluation {
                 return Err(TrainError::EvaluationRows { expected: self.rows, given: batch.rows });
             }
             bytes += batch.target_bytes;
-            let declared = objective.arrays(batch.rows);
+            let declared = objective.evaluation_arrays(batch.rows);
             let arguments = &program.inputs()[parameters.len()..];
             let arrays = batch::to_devices(runtime, &declared, arguments, &batch, self.order)?;
             let inputs = parameters.iter().copied().chain(&arrays).map(Input::Borrow).collect();

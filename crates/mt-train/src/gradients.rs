@@ -278,27 +278,30 @@ impl LossRule {
         self.objective.evaluate(&models, batch)
     }
 
-    /// The array of a batch that `model`, which has these parameters, computes before training.
+    /// The array of a batch that `model` computes before training.
     ///
     /// # Panics
     /// The objective has no such array.
-    pub fn precompute<'t>(
-        &self,
-        model: &FrozenModel,
-        specs: &[(Path, ParamSpec)],
-        parameters: &[Tensor<'t>],
-        batch: &BatchTensors<'t>,
-    ) -> Tensor<'t> {
+    pub fn precompute<'t>(&self, model: &BoundModel<'_, 't>, batch: &BatchTensors<'t>) -> Tensor<'t> {
         let array = self.objective.precomputed().expect("the objective has an array to compute");
-        let model = BoundModel {
+        array.compute(model, batch)
+    }
+
+    /// A frozen model with these parameters.
+    pub fn bound<'a, 't>(
+        &'a self,
+        model: &'a FrozenModel,
+        specs: &'a [(Path, ParamSpec)],
+        parameters: &'a [Tensor<'t>],
+    ) -> BoundModel<'a, 't> {
+        BoundModel {
             model: model.model(&*self.model),
             specs,
             parameters,
             usage: self.usage,
             dropout: None,
             is_differentiated: false,
-        };
-        array.compute(&model, batch)
+        }
     }
 
     fn frozen_specs(&self) -> Vec<Vec<(Path, ParamSpec)>> {
@@ -311,15 +314,7 @@ impl LossRule {
         parameters: &'a [Vec<Tensor<'t>>],
     ) -> Vec<BoundModel<'a, 't>> {
         let models = self.frozen.iter().zip(specs).zip(parameters);
-        let bound = models.map(|((frozen, specs), parameters)| BoundModel {
-            model: frozen.model(&*self.model),
-            specs,
-            parameters,
-            usage: self.usage,
-            dropout: None,
-            is_differentiated: false,
-        });
-        bound.collect()
+        models.map(|((frozen, specs), parameters)| self.bound(frozen, specs, parameters)).collect()
     }
 
     /// Cuts a batch into micro-batches: `[micro_batch, batch, …]`. Adjacent rows go to different micro-batches, so each

@@ -6,7 +6,9 @@
 
 #![forbid(unsafe_code)]
 
+mod answers;
 mod batch;
+mod copied;
 mod data;
 mod error;
 mod evaluation;
@@ -29,6 +31,7 @@ mod query_key_clip;
 mod remedies;
 mod restore;
 mod run;
+mod saved_logits;
 mod signals;
 mod sources;
 mod start;
@@ -40,6 +43,7 @@ mod update;
 #[cfg(test)]
 mod tests;
 
+pub use answers::{AnswerSampling, GenerationError, Generator, MakeGenerator};
 pub use data::{DataRequest, RunData, local_source};
 pub use error::TrainError;
 pub use events::{Event, Observer};
@@ -51,4 +55,5 @@ pub use planned::{KeptBytes, PlannedArray, StateKind};
 pub use query_key_clip::QueryKeyClipError;
 pub use remedies::Needs;
 pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, train};
+pub use saved_logits::{LogitsEnding, LogitsOptions, LogitsReport, save_logits};
 pub use trainer::Trainer;

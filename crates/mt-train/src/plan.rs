@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::{
     TrainError,
+    copied::{Copied, copied},
     gradients::LossRule,
     measured::Measured,
     objective::{self, BatchArray, FrozenModel, ModelUse, Objective},
@@ -109,6 +110,8 @@ pub struct TrainPlan {
     pub(crate) placement: Arc<Placement>,
     pub(crate) state_rule: StateRule,
     pub(crate) loss: LossRule,
+    /// The weights of a teacher with which the trained model begins.
+    pub(crate) copied: Vec<Copied>,
     rows: usize,
 }
 
@@ -135,7 +138,9 @@ impl TrainPlan {
         let state_rule = StateRule::new(&settings, &*model, platform)?;
         let loss = loss_rule(&settings, model.clone(), objective, platform, topology.num_devices() > 1);
         let target = target_of(platform, settings.run.cpu_kernels)?;
-        let plan = Self { settings, model, platform, target, topology, placement, state_rule, loss, rows };
+        let copied = copied(&settings.distillation, &*model, &loss.frozen)?;
+        let plan =
+            Self { settings, model, platform, target, topology, placement, state_rule, loss, copied, rows };
         let batch = plan.batch_arrays().into_iter().map(|(_, sharding)| sharding).collect();
         check_state_axes(&plan.placement, &plan.state_rule.layout, batch)?;
         Ok(plan)

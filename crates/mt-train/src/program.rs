@@ -4,8 +4,12 @@ use std::sync::Arc;
 
 use mt_ir::{Program, Target};
 use mt_models::{Model, statistics};
-use mt_nn::{AdapterArray, ParamSpec, SequenceOrder, first_magnitudes, initialize};
-use mt_shape::{Path, Placement};
+use mt_nn::{
+    AdapterArray, ParamSpec, SequenceOrder,
+    axes::{BATCH, POSITION, VOCAB},
+    first_magnitudes, initialize,
+};
+use mt_shape::{DType, Path, Placement};
 use mt_trace::{Inputs, Output, ProgramOptions, Region, Tensor, program};
 
 use crate::{
@@ -13,7 +17,7 @@ use crate::{
     gradients::{LossAndGradients, LossRule, ModelTensors},
     measured::{Measured, reported},
     metrics::names,
-    objective::{BatchArray, BatchTensors, FrozenModel, FrozenSource},
+    objective::{BatchArray, BatchTensors, BoundModel, FrozenModel, FrozenSource, TOP, text_tokens},
     state::StateLayout,
     update::UpdateRule,
 };
@@ -24,10 +28,18 @@ const FIRST_MAGNITUDES: &str = "first_magnitudes";
 const TRAIN_STEP: &str = "train_step";
 const EVALUATION_STEP: &str = "eval_step";
 const PRECOMPUTE: &str = "precompute";
+const TOP_LOGITS: &str = "top_logits";
 
 /// The names of all programs.
-pub(crate) const NAMES: [&str; 6] =
-    [INITIALIZE, INITIALIZE_PARAMETERS, FIRST_MAGNITUDES, TRAIN_STEP, EVALUATION_STEP, PRECOMPUTE];
+pub(crate) const NAMES: [&str; 7] = [
+    INITIALIZE,
+    INITIALIZE_PARAMETERS,
+    FIRST_MAGNITUDES,
+    TRAIN_STEP,
+    EVALUATION_STEP,
+    PRECOMPUTE,
+    TOP_LOGITS,
+];
 
 /// The inputs from which programs are traced.
 #[derive(Clone)]
@@ -169,7 +181,7 @@ impl Programs {
             let parameters = self.layout.declare(inputs, self.layout.parameters(), false);
             let frozen = self.frozen(inputs, &parameters);
             let trained = self.layout.for_model(&specs, &parameters);
-            let batch = self.batch(inputs, rows);
+            let batch = self.batch_of(inputs, &self.loss.objective.evaluation_arrays(rows));
             let models = ModelTensors { trained, frozen };
             let (vector, reported) = reported(inputs, &self.loss.evaluate(&specs, &models, &batch));
             names = reported;
@@ -181,17 +193,44 @@ impl Programs {
     /// Traces the program that computes an array of `rows` rows before training. It takes all parameters of `model` and the
     /// other arrays of a batch.
     pub fn precompute(&self, model: &FrozenModel, rows: usize) -> Result<Program, TrainError> {
+        self.of_frozen(PRECOMPUTE, model, &self.arrays_of_data(rows), |model, batch| {
+            vec![self.loss.precompute(model, batch)]
+        })
+    }
+
+    /// Traces the program that computes the `k` largest logits of each position and their tokens. It takes all parameters of
+    /// `model` and the arrays of a batch.
+    pub fn top_logits(&self, model: &FrozenModel, rows: usize, k: usize) -> Result<Program, TrainError> {
+        self.of_frozen(TOP_LOGITS, model, &self.loss.objective.arrays(rows), |model, batch| {
+            let states = model.hidden(text_tokens(batch));
+            let logits = model.logits(states.hidden).cast(DType::F32).order(&[BATCH, POSITION, VOCAB]);
+            let (values, tokens) = logits.top_k(k, TOP);
+            vec![values, tokens]
+        })
+    }
+
+    /// Traces a program of a frozen model, whose outputs every device holds whole.
+    fn of_frozen<F>(
+        &self,
+        name: &'static str,
+        model: &FrozenModel,
+        arrays: &[BatchArray],
+        code: F,
+    ) -> Result<Program, TrainError>
+    where
+        F: for<'a, 't> Fn(&BoundModel<'a, 't>, &BatchTensors<'t>) -> Vec<Tensor<'t>>,
+    {
         let specs = model.model(&*self.model).parameters();
-        self.build(PRECOMPUTE, |inputs| {
+        self.build(name, |inputs| {
             let declare = |(path, spec): &(Path, ParamSpec)| {
                 let name = format!("{}.{path}", model.name);
                 inputs.input(&name, spec.dtype, &spec.axes, &spec.logical_axes, false)
             };
             let parameters: Vec<Tensor<'_>> = specs.iter().map(declare).collect();
-            let batch = self.batch_of(inputs, &self.arrays_of_data(rows));
-            let values = self.loss.precompute(model, &specs, &parameters, &batch);
-            let replicated = vec![None; values.axes().len()];
-            vec![inputs.output("values", values, &replicated)]
+            let batch = self.batch_of(inputs, arrays);
+            let values = code(&self.loss.bound(model, &specs, &parameters), &batch);
+            let named = ["values", "tokens"].into_iter().zip(values);
+            named.map(|(name, value)| inputs.output(name, value, &vec![None; value.axes().len()])).collect()
         })
     }
 

@@ -1,6 +1,7 @@
 //! Advice for a run that needs more memory than is available, or much less.
 
 use mt_config::{RematGroup, RematPolicy};
+use mt_models::Model;
 use mt_runtime::{Executable, MemoryNeed, Platform, format_bytes};
 use mt_shape::DType;
 
@@ -78,10 +79,15 @@ impl TrainPlan {
     pub fn score_bytes(&self) -> u64 {
         let [rows, length] = self.batch_dims();
         let objective = &self.settings.objective;
-        let scores = self.model.scores(rows / objective.gradient_accumulation_steps, length);
-        let shard = self.placement.sharding(&scores.logical_axes, &scores.dims).shard_dims(&scores.dims);
-        let per_score = scores.dtype.byte_size() + DType::F32.byte_size();
-        (shard.iter().product::<usize>() * per_score / objective.num_vocab_tiling) as u64
+        let of_model = |model: &dyn Model, gradient: usize| {
+            let scores = model.scores(rows / objective.gradient_accumulation_steps, length);
+            let shard = self.placement.sharding(&scores.logical_axes, &scores.dims).shard_dims(&scores.dims);
+            let per_score = scores.dtype.byte_size() + gradient;
+            (shard.iter().product::<usize>() * per_score / objective.num_vocab_tiling) as u64
+        };
+        let frozen = self.loss.frozen.iter().filter(|_| self.objective().keeps_logits_of_frozen());
+        let of_frozen: u64 = frozen.map(|frozen| of_model(frozen.model(&*self.model), 0)).sum();
+        of_model(&*self.model, DType::F32.byte_size()) + of_frozen
     }
 
     fn smaller_state(&self) -> Vec<String> {

@@ -17,6 +17,7 @@ use mt_runtime::{Array, Executable, Input, Platform, Runtime, notes_on};
 
 use crate::{
     Observer, TrainError, TrainPlan, Trainer,
+    copied::copy,
     evaluation::Evaluation,
     events,
     measured::{BySize, Compile, Measured},
@@ -77,9 +78,12 @@ impl Start<'_> {
         };
         let magnitudes = |state: &TrainState| self.first_magnitudes(&programs, state);
         let first = First { initialize, magnitudes };
-        let Restored { state, first_step, resumed } =
+        let Restored { mut state, first_step, resumed } =
             restore(plan, runtime, (resume, sources), observer, first)?;
         let frozen = self.frozen(&programs, &state)?;
+        if is_fresh {
+            copy(runtime, &plan.copied, &frozen, &mut state)?;
+        }
         timeline.begin(Activity::Startup);
         warn_of_replicas(&plan.settings.placement, &*plan.model, &state, plan.placement.mesh(), observer);
         let trainer = Trainer {

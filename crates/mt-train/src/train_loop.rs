@@ -14,6 +14,7 @@ use mt_data::{Awaited, Batch, BatchSource, HeldOut, Position, Prefetcher};
 
 use crate::{
     TrainError, Trainer,
+    answers::Answering,
     events::{self, Observer},
     measured::PendingMetrics,
     metrics::{MetricLogger, StepMeasurements, names},
@@ -34,6 +35,8 @@ pub(crate) struct Loop {
     pub logger: MetricLogger,
     pub manager: CheckpointManager,
     pub trainer: Trainer,
+    /// The replacement of a batch's answers by the student's own.
+    pub answering: Option<Answering>,
     pub schedule: Schedule,
     pub evaluation: Option<Box<dyn HeldOut>>,
     pub stop: StopSignal,
@@ -177,6 +180,10 @@ impl Loop {
             };
         };
         let data_wait = state.batches.take_waited();
+        let batch = match &self.answering {
+            Some(answering) => answering.batch(&self.trainer, batch, step)?,
+            None => batch,
+        };
         let metrics = self.trainer.step_checked(&batch)?;
         if let Some(larger) = self.schedule.batches.next_rows(step, steps) {
             self.trainer.prepare(larger);

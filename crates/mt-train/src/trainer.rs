@@ -58,6 +58,11 @@ impl Trainer {
         &self.plan
     }
 
+    /// The devices.
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
     /// The number of steps done, including those before the run was resumed.
     pub fn steps_done(&self) -> u64 {
         self.next_step
@@ -78,7 +83,7 @@ impl Trainer {
     /// The batch does not have the arrays that the objective declares, or the devices fail. The state is lost if the
     /// program fails.
     pub fn step(&mut self, batch: &Batch) -> Result<PendingMetrics, TrainError> {
-        batch::check(self.plan.objective(), batch)?;
+        batch::check(self.plan.objective().arrays(batch.rows), batch)?;
         self.step_checked(batch)
     }
 
@@ -113,7 +118,7 @@ impl Trainer {
         let plan = self.plan.clone();
         let checked = |batch: Result<Batch, E>| -> Result<Batch, TrainError> {
             let batch = batch.map_err(Into::into)?;
-            batch::check(plan.objective(), &batch)?;
+            batch::check(plan.objective().evaluation_arrays(batch.rows), &batch)?;
             Ok(batch)
         };
         self.evaluate_checked(batches.into_iter().map(checked))

@@ -171,7 +171,7 @@ impl UpdateRule {
 }
 
 /// The names of parameters by which masks select them.
-fn stored_names(model: &dyn Model) -> Vec<String> {
+pub(crate) fn stored_names(model: &dyn Model) -> Vec<String> {
     model.storage().iter().map(|stored| stored.key.join("/")).collect()
 }
 

@@ -1,10 +1,12 @@
-//! `maxtext data`: show.
+//! `maxtext data`: show, and stored logits.
+
+mod logits;
 
 use std::{
     env, fs,
     io::{self, IsTerminal},
     path::{Path, PathBuf},
-    process,
+    process::{self, ExitCode},
     sync::Arc,
 };
 
@@ -21,9 +23,11 @@ use crate::{
 };
 
 /// Runs a subcommand of `maxtext data`.
-pub fn run(command: DataCommand) -> Result<(), Failure> {
+pub fn run(command: DataCommand) -> Result<ExitCode, Failure> {
     match command {
-        DataCommand::Show(arguments) => show(arguments),
+        DataCommand::Show(arguments) => show(arguments).map(|()| ExitCode::SUCCESS),
+        DataCommand::SaveLogits(arguments) => logits::save(arguments),
+        DataCommand::CheckLogits(arguments) => logits::check(&arguments).map(|()| ExitCode::SUCCESS),
     }
 }
 
@@ -37,7 +41,8 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
     let config = with_tokenizer_settings(configured(arguments.settings.settings)?)?;
     warn(&config);
     let settings = TrainConfig::from_config(&config)?;
-    if settings.data.format().is_none() {
+    let stored = settings.data.offline_data_dir.as_deref();
+    if settings.data.format().is_none() && stored.is_none() {
         return Err(Failure::user(
             "the data is random tokens (`dataset_type=synthetic`), which have no text\n\
              hint: name data, such as `dataset_type=hf hf_path=json hf_train_files='data/*.jsonl'`",
@@ -75,12 +80,16 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
         evaluation_steps: Some(1),
         evaluates: false,
         inherited_tokenizer: settings.inherited_tokenizer(),
+        teacher_tokenizer: settings.teacher_tokenizer(),
         token_numbers: None,
         resumes: has_begun,
         observer: &observer,
         watch: Watch::new(&report, &|| false),
     };
-    let mut data = request.text()?;
+    let mut data = match stored {
+        Some(directory) => request.stored_logits(directory)?,
+        None => request.text()?,
+    };
     progress.end();
     let tokenizer = Tokenizer::load(tokenizer_directory(&directory.path))?;
     let style = match (arguments.json, io::stdout().is_terminal()) {

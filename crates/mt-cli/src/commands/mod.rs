@@ -130,6 +130,7 @@ fn warn(config: &Config) {
 /// Prints the notes that only concern training.
 fn warn_of_training(config: &Config) {
     print_notes(config.training_notes());
+    print_notes(config.teacher_notes());
 }
 
 /// Prints the notes that depend on the hardware.

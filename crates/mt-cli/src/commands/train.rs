@@ -11,13 +11,14 @@ use std::{
 use mt_config::{
     Config, PresetCommand, Request, RunGroup, RunRecord, TrainConfig, table, tokenizer_directory,
 };
-use mt_train::{Ending, GoodputSummary, TrainOptions, TrainReport, train};
+use mt_train::{Ending, GoodputSummary, MakeGenerator, TrainOptions, TrainReport, train};
 
 use crate::{
     arguments::{Decode, Settings},
     commands::{check_output, decode, resolve, sft::Lesson, warn, warn_of_training},
     console::Console,
     failure::Failure,
+    generator::generator,
 };
 
 /// Runs `maxtext train`. If a signal stops the run, the exit status is 128 plus the signal's number, as in shells.
@@ -56,7 +57,8 @@ pub fn run_as(
     }
     let console = Console::new(announcement);
     let observer = Arc::new(move |event| console.show(&event));
-    let options = TrainOptions { observer, repository: repository() };
+    let generator = Some::<MakeGenerator>(Arc::new(generator));
+    let options = TrainOptions { observer, repository: repository(), generator };
     let name = train_config.run.run_name.clone();
     let chat_template = train_config.data.chat_template.as_deref();
     let exam = lesson.map(|lesson| lesson.begin(chat_template, &train_config.run.directory())).transpose()?;

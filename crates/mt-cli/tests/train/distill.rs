@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// A teacher that is wider and deeper than the student.
-const LARGE: &[&str] = &[
+pub const LARGE: &[&str] = &[
     "base_emb_dim=48",
     "base_num_decoder_layers=3",
     "base_mlp_dim=80",
@@ -20,9 +20,9 @@ const LARGE: &[&str] = &[
     "hf_eval_files=",
 ];
 
-const TEACHER: &str = "teacher_overrides.load_parameters_path=runs/teacher";
+pub const TEACHER: &str = "teacher_overrides.load_parameters_path=runs/teacher";
 
-const STUDENT: &[&str] = &[
+pub const STUDENT: &[&str] = &[
     TEACHER,
     "hf_eval_files=",
     "eval_interval=-1",
@@ -33,7 +33,7 @@ const STUDENT: &[&str] = &[
     "per_device_batch_size=8",
 ];
 
-fn run(sandbox: &Sandbox, arguments: &[&str]) -> Outcome {
+pub fn run(sandbox: &Sandbox, arguments: &[&str]) -> Outcome {
     outcome(&mut sandbox.program(arguments))
 }
 
@@ -180,6 +180,101 @@ fn keys_of_the_student_alone_and_teachers_of_any_kind() {
 }
 
 #[test]
+fn students_answer_themselves() {
+    let sandbox = Sandbox::new();
+    write_conversations(&sandbox);
+    sandbox.train("teacher", LARGE).succeeded();
+    let conversations = [
+        "hf_path=json",
+        "hf_train_files=chats.jsonl",
+        "train_data_columns=[messages]",
+        "chat_template_path=template.jinja",
+        "use_sft=true",
+        "sft_train_on_completion_only=true",
+        "packing=false",
+        "max_target_length=48",
+        "distill_alpha=1",
+        "distill_jsd_beta=0.5",
+        "distill_answer_tokens=12",
+    ];
+    let keys = [STUDENT, &conversations].concat();
+    sandbox.train("given", &keys).succeeded();
+    let keys = [&keys[..], &["distill_student_answers=0.6"]].concat();
+    sandbox.train("whole", &keys).succeeded();
+    kill_after_checkpoint(&sandbox, "killed", &keys);
+    sandbox.train("killed", &keys).succeeded();
+    // Templates see the time of a run's first start, which the data position records.
+    let state = |run: &str| {
+        let mut state = sandbox.state(run, 11);
+        state.retain(|path, _| !path.starts_with("iter"));
+        state
+    };
+    assert_eq!(sandbox.metrics("whole").learning(), sandbox.metrics("killed").learning());
+    assert!(state("whole") == state("killed"));
+    // Answers end with the sampled end, or have the most tokens, so that their numbers differ from those of the data.
+    let weights = |run: &str| sandbox.metrics(run).series("learning/total_weights");
+    let (given, whole) = (weights("given"), weights("whole"));
+    let own = given.iter().zip(&whole).filter(|(given, own)| given != own).count();
+    assert!((3..12).contains(&own), "{given:?} {whole:?}");
+    assert!(whole.iter().all(|weights| (8.0..=8.0 * 14.0).contains(weights)), "{whole:?}");
+    let devices = ["num_cpu_devices=8", "per_device_batch_size=1"];
+    let losses = sandbox.metrics("whole").losses();
+    for (run, way) in [
+        ("fsdp", &["ici_fsdp_parallelism=8"][..]),
+        ("tensor", &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"]),
+        ("parts", &["num_cpu_devices=1", "gradient_accumulation_steps=4", "per_device_batch_size=2"]),
+    ] {
+        sandbox.train(run, &[&keys[..], &devices, way].concat()).succeeded();
+        for (own, whole) in sandbox.metrics(run).losses().iter().zip(&losses) {
+            assert!((own - whole).abs() <= 1e-5 * whole, "{run}: {own}, not {whole}");
+        }
+    }
+    // Greedy answers, without the divergence of TRL.
+    let greedy = ["distill_student_answers=1", "distill_answer_temperature=0", "steps=2"];
+    sandbox.train("greedy", &[&keys[..], &greedy].concat()).succeeded();
+}
+
+#[test]
+fn students_begin_with_weights_of_the_teacher_and_train_some() {
+    let sandbox = Sandbox::new();
+    sandbox.train("teacher", &[LARGE, &["base_emb_dim=32", "base_num_query_heads=4"]].concat()).succeeded();
+    let copies = "distill_weights_copy_map={\"decoder/decoder_norm/scale\": \"decoder/decoder_norm/scale\", \
+                  \"token_embedder/embedding\": \"token_embedder/embedding\"}";
+    let keys = [STUDENT, &[copies, "student_params_to_update=[mlp,decoder_norm]", "steps=4"]].concat();
+    sandbox.train("whole", &keys).succeeded();
+    kill_after_checkpoint(&sandbox, "killed", &keys);
+    sandbox.train("killed", &keys).succeeded();
+    sandbox.assert_same_run("whole", "killed");
+    let diff = |left: &str, right: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_maxtext"));
+        command.args(["checkpoint", "diff", left, right, "--values"]).current_dir(sandbox.path(""));
+        outcome(&mut command).output
+    };
+    let shown = diff("runs/whole/checkpoints/3", "runs/teacher/checkpoints/3");
+    assert!(!shown.contains("params.params.token_embedder"), "{shown}");
+    assert!(shown.contains("params.params.decoder.decoder_norm.scale"), "{shown}");
+    let fails = |more: &[&str], parts: &[&str]| {
+        sandbox.train("wrong", &[STUDENT, more].concat()).failed(2, parts);
+    };
+    fails(
+        &["distill_weights_copy_map={\"decoder/decoder_norm/scal\": \"decoder/decoder_norm/scale\"}"],
+        &[
+            "the teacher has no parameter `decoder/decoder_norm/scal`",
+            "did you mean `decoder/decoder_norm/scale`",
+        ],
+    );
+    fails(
+        &["distill_weights_copy_map={\"decoder/decoder_norm/scale\": \"token_embedder/embedding\"}"],
+        &["of the teacher is `float32[32]`", "hint: copy parameters of the same shape"],
+    );
+    fails(
+        &["student_params_to_update=[mlp]", "trainable_parameters_mask=[norm]"],
+        &["hint: leave out one of them"],
+    );
+    fails(&["student_params_to_update=[attenton]"], &["matches no parameter name"]);
+}
+
+#[test]
 fn published_models_teach() {
     let sandbox = Sandbox::new();
     copy_model_from(&sandbox, "../mt-models/tests/goldens/families/llama_six_on_two");
@@ -218,6 +313,45 @@ fn published_models_teach() {
 }
 
 #[test]
+fn students_predict_further_tokens_and_estimates_count_both_models() {
+    let sandbox = Sandbox::new();
+    copy_model_from(&sandbox, "../mt-models/tests/goldens/families/deepseek3_predicting");
+    let keys = [
+        "hf_path=text",
+        "hf_train_files=train.txt",
+        "steps=2",
+        "base_output_directory=runs",
+        "hf_model_path=model",
+        "mtp_num_layers=2",
+        "max_target_length=16",
+        "per_device_batch_size=2",
+        "dtype=float32",
+    ];
+    let distill = ["distill", "run_name=pupil", "teacher_overrides.hf_model_path=model"];
+    for (name, way) in [("whole", &[][..]), ("tiles", &["num_vocab_tiling=4"])] {
+        let name = format!("run_name={name}");
+        run(&sandbox, &[&distill[..], &keys, &[&name], way].concat()).succeeded();
+    }
+    let of = |run: &str, metric: &str| sandbox.metrics(run).series(metric);
+    let [total, hard, soft, further] =
+        ["learning/loss", "distill/hard_loss", "distill/soft_loss", "learning/mtp_loss"]
+            .map(|metric| of("whole", metric));
+    for step in 0..2 {
+        let sum = 0.5 * hard[step] + 0.5 * soft[step] + further[step];
+        assert!((total[step] - sum).abs() < 1e-4 * sum && further[step] > 0.01, "{total:?} {further:?}");
+        let tiles = of("tiles", "learning/loss")[step];
+        assert!((total[step] - tiles).abs() < 1e-5 * tiles, "{total:?}, {tiles} in tiles");
+    }
+    let estimated = |command: &[&str]| -> serde_json::Value {
+        let report = run(&sandbox, &[&["estimate", "--json"], command, &keys].concat()).succeeded();
+        serde_json::from_str(&report.output).unwrap()
+    };
+    let logits = |report: &serde_json::Value| report["device_memory"]["logits"].as_u64().unwrap();
+    let (alone, both) = (estimated(&[]), estimated(&distill[2..]));
+    assert!(logits(&both) > logits(&alone), "{alone} {both}");
+}
+
+#[test]
 fn wrong_keys_are_refused() {
     let sandbox = Sandbox::new();
     sandbox.train("teacher", LARGE).succeeded();
@@ -240,7 +374,14 @@ fn wrong_keys_are_refused() {
     );
     check(&["distill_jsd_beta=1.5"], &["distill_jsd_beta", "1.5"]);
     check(&["use_dpo=true"], &["a run has one objective"]);
-    check(&["num_vocab_tiling=2"], &["distillation in tiles of logits is not built yet"]);
+    check(
+        &["teacher_overrides.steps=3"],
+        &["in the configuration of the teacher, `steps` neither describes nor loads a model"],
+    );
+    check(&["distill_student_answers=0.5"], &["`use_sft` is `false`", "hint: use `use_sft=true`"]);
+    let own = ["use_sft=true", "sft_train_on_completion_only=true", "packing=false", "hf_path=json"];
+    let own = [&own[..], &["distill_student_answers=0.5", "train_data_columns=[messages]"]].concat();
+    check(&own, &["`distill_alpha` is `0.5`", "teaches nothing", "hint: use `distill_alpha=1.0`"]);
     check(
         &["teacher_overrides.base_emb_dimm=12"],
         &["in the configuration of the teacher, unknown key `base_emb_dimm`", "did you mean `base_emb_dim`"],

@@ -23,6 +23,7 @@ mod serve;
 mod sft;
 mod stacks;
 mod stop;
+mod stored_logits;
 mod support;
 mod training_engine;
 mod user_functions;

@@ -60,6 +60,7 @@ group! {
         global_rampup_samples: u64,
         max_target_length: usize,
         vocab_size: usize,
+        offline_data_dir: Option<PathBuf>,
     }
     besides {
         batch_origin: Origin = |config, _| Some(config.entry("per_device_batch_size").origin.clone()),
@@ -152,7 +153,9 @@ impl DataGroup {
                 "use 1 or more, or -1 for data without end",
             ));
         }
-        if self.dataset_type != DatasetType::Hf {
+        // Stored logits come with their rows, so that only held-out data is read from files.
+        let reads_files = self.offline_data_dir.is_none() || self.has_evaluation_data();
+        if self.dataset_type != DatasetType::Hf || !reads_files {
             return;
         }
         if self.hf_path.is_none() {
@@ -163,7 +166,7 @@ impl DataGroup {
         }
         if self.is_of_hub() {
             report(problems, not_built(config.entry("hf_path"), features::HUB_DATASETS));
-        } else if self.hf_train_files.is_none() && !self.is_made_here() {
+        } else if self.hf_train_files.is_none() && !self.is_made_here() && self.offline_data_dir.is_none() {
             problems.push(Problem::inconsistent(
                 format!("{}, but {}", config.stated("dataset_type"), config.stated("hf_train_files")),
                 "name the files to train on, such as `hf_train_files='data/*.txt'`, or use `dataset_type=synthetic`",
@@ -345,7 +348,8 @@ impl DataGroup {
 
     /// Whether the data would have to be downloaded from the Hugging Face hub.
     pub(super) fn is_of_hub(&self) -> bool {
-        self.dataset_type == DatasetType::Hf && self.hf_path.is_some() && self.format().is_none()
+        let is_read = self.offline_data_dir.is_none() || self.has_evaluation_data();
+        is_read && self.dataset_type == DatasetType::Hf && self.hf_path.is_some() && self.format().is_none()
     }
 
     /// Whether tokens of a document beyond the sequence length are dropped.
@@ -376,7 +380,11 @@ impl DataGroup {
 
     /// Whether the run has evaluation data.
     pub fn has_evaluation_data(&self) -> bool {
-        self.dataset_type == DatasetType::Synthetic || !self.eval_patterns().is_empty() || self.is_made_here()
+        let is_named = !self.eval_patterns().is_empty();
+        if self.offline_data_dir.is_some() {
+            return is_named && self.dataset_type == DatasetType::Hf;
+        }
+        self.dataset_type == DatasetType::Synthetic || is_named || self.is_made_here()
     }
 
     /// The micro-batch size in sequences, over all devices.
@@ -548,7 +556,7 @@ impl TokenizerGroup {
     }
 
     /// Whether the keys choose a tokenizer.
-    pub(super) fn is_named(&self) -> bool {
+    pub fn is_named(&self) -> bool {
         self.tokenizer_type == TokenizerType::Byte
             || self.tokenizer_path.is_some()
             || self.tokenizer_vocab_size > 0

@@ -7,17 +7,21 @@ use serde_json::{Map, Value};
 use super::{
     BroughtTokenizer, CheckpointGroup, DecoderBlock, ModelGroup, TrainingObjective,
     choices::{FeatureLoss, WeightSchedule},
-    group,
+    group, tokenizer_directory,
 };
 use crate::{
     config::{Config, not_built, report},
     error::Problem,
+    key::Key,
+    table,
+    teacher::TEACHER,
 };
 
 group! {
     /// The loss of a distillation.
     pub struct DistillationGroup {
         teacher_overrides: Map<String, Value>,
+        offline_data_dir: Option<PathBuf>,
         distill_alpha: f64,
         distill_alpha_end: Option<f64>,
         distill_alpha_schedule: WeightSchedule,
@@ -25,6 +29,11 @@ group! {
         distill_temperature_end: Option<f64>,
         distill_temperature_schedule: WeightSchedule,
         distill_jsd_beta: Option<f64>,
+        distill_weights_copy_map: Map<String, Value>,
+        student_params_to_update: Option<Vec<String>>,
+        distill_student_answers: f64,
+        distill_answer_temperature: f64,
+        distill_answer_tokens: usize,
         distill_beta: f64,
         distill_beta_end: Option<f64>,
         distill_beta_schedule: WeightSchedule,
@@ -62,6 +71,7 @@ impl Teacher {
             }
         };
         // Both share keys, whose problems are reported once.
+        report(teacher_only(config));
         let known: HashSet<String> = config.missing_features().iter().map(ToString::to_string).collect();
         let mut of_teacher = teacher.missing_features();
         of_teacher.retain(|problem| !known.contains(&problem.to_string()));
@@ -72,6 +82,47 @@ impl Teacher {
         let path = checkpoint.parameters_path().map(Into::into);
         Some(Some(Box::new(Self { model, path, tokenizer: checkpoint.brought_tokenizer() })))
     }
+}
+
+/// The subjects of keys that neither describe nor load a model. The teacher shares their values with its student.
+const NOT_OF_MODELS: &[&str] = &[
+    "data",
+    "data and decoding",
+    "decoding",
+    "distillation",
+    "evaluation",
+    "export",
+    "logging",
+    "loss",
+    "metrics",
+    "monitoring",
+    "optimizer",
+    "preference optimization",
+    "profiling",
+    "reinforcement learning",
+    "run directory",
+    "sampling",
+    "server",
+    "tokenizer",
+    "training log",
+    "training loop",
+];
+
+/// Reports keys of `teacher_overrides` that have no effect on a teacher.
+fn teacher_only(config: &Config) -> Vec<Problem> {
+    let given = config.entry(TEACHER).value.as_object().into_iter().flatten();
+    let keys = given.filter_map(|(name, _)| table::canonical(name));
+    let idle = keys.filter(|key| NOT_OF_MODELS.contains(&key.acts_on));
+    let problem = |key: &'static Key| {
+        Problem::inconsistent(
+            format!(
+                "`{}` neither describes nor loads a model, so that it has no effect on a teacher",
+                key.name
+            ),
+            format!("leave out `teacher_overrides.{0}`, or set `{0}` itself, for both models", key.name),
+        )
+    };
+    idle.map(problem).collect()
 }
 
 /// A value of a run and its change from the first step to the last.
@@ -128,7 +179,18 @@ impl DistillationGroup {
 
     /// Whether the run learns from a teacher.
     pub fn is_on(&self) -> bool {
-        !self.teacher_overrides.is_empty()
+        self.offline_data_dir.is_some() || !self.teacher_overrides.is_empty()
+    }
+
+    /// The tokenizer of the rows whose logits are stored.
+    pub(super) fn stored_tokenizer(&self) -> Option<BroughtTokenizer> {
+        let directory = tokenizer_directory(self.offline_data_dir.as_deref()?);
+        directory.is_dir().then_some(BroughtTokenizer::OfRun(directory))
+    }
+
+    /// The key that makes the run a distillation.
+    fn key(&self) -> &'static str {
+        if self.offline_data_dir.is_some() { "offline_data_dir" } else { TEACHER }
     }
 
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
@@ -137,15 +199,23 @@ impl DistillationGroup {
         }
         self.check_values(config, problems);
         self.check_teacher(config, problems);
-        let (value, stated) = (|key: &str| &config.entry(key).value, |key: &str| config.stated(key));
-        for key in ["mtp_num_layers", "indexer_sparse_training"] {
-            let entry = config.entry(key);
-            if entry.key.asks(&entry.value) {
-                report(problems, not_built(entry, "this key with distillation"));
-            }
+        self.check_answers(config, problems);
+        self.check_weights_of_student(config, problems);
+        let Annealed { first, last, .. } = self.beta();
+        if self.offline_data_dir.is_some() && (first != 0.0 || last != 0.0) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, which holds logits and no features",
+                    config.stated("distill_beta"),
+                    config.stated("offline_data_dir")
+                ),
+                "leave out `distill_beta`, or name a teacher that runs with `teacher_overrides`",
+            ));
         }
-        if value("num_vocab_tiling").as_f64().is_some_and(|tiles| tiles > 1.0) {
-            report(problems, not_built(config.entry("num_vocab_tiling"), "distillation in tiles of logits"));
+        let (value, stated) = (|key: &str| &config.entry(key).value, |key: &str| config.stated(key));
+        let indexer = config.entry("indexer_sparse_training");
+        if indexer.key.asks(&indexer.value) {
+            report(problems, not_built(indexer, "this key with distillation"));
         }
         let others = [
             ("use_dpo", *value("use_dpo") == true),
@@ -154,8 +224,75 @@ impl DistillationGroup {
         ];
         for (other, _) in others.into_iter().filter(|(_, is_set)| *is_set) {
             problems.push(Problem::inconsistent(
-                format!("{} and {}, but a run has one objective", stated("teacher_overrides"), stated(other)),
-                format!("leave out `teacher_overrides` or `{other}`"),
+                format!("{} and {}, but a run has one objective", stated(self.key()), stated(other)),
+                format!("leave out `{}` or `{other}`", self.key()),
+            ));
+        }
+    }
+
+    /// Reports contradictions about the student's first weights and those that it trains.
+    fn check_weights_of_student(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let given = self.student_params_to_update.iter().flatten();
+        let given: Vec<Value> = given.map(|pattern| pattern.as_str().into()).collect();
+        let mask = &config.entry("trainable_parameters_mask").value;
+        if !given.is_empty() && *mask != Value::Array(given) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}",
+                    config.stated("student_params_to_update"),
+                    config.stated("trainable_parameters_mask")
+                ),
+                "leave out one of them: both name the parameters to train",
+            ));
+        }
+        if !self.distill_weights_copy_map.is_empty() && config.entry("enable_lora").value == true {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, so that checkpoints would not hold the copied weights",
+                    config.stated("distill_weights_copy_map"),
+                    config.stated("enable_lora")
+                ),
+                "leave out `distill_weights_copy_map` or `lora.enable_lora`",
+            ));
+        }
+    }
+
+    /// Reports keys that do not suit a student's own answers.
+    fn check_answers(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.distill_student_answers == 0.0 {
+            return;
+        }
+        let needed = [
+            ("use_sft", true.into(), "prompts are the beginnings of conversations"),
+            (
+                "sft_train_on_completion_only",
+                true.into(),
+                "the student learns from its answers, not from prompts",
+            ),
+            ("packing", false.into(), "each row has one prompt"),
+            ("distill_alpha", 1.0.into(), "the cross-entropy of a student's own answers teaches nothing"),
+            (
+                "distill_alpha_end",
+                Value::Null,
+                "the cross-entropy of a student's own answers teaches nothing",
+            ),
+            ("offline_data_dir", Value::Null, "stored logits are those of other answers"),
+        ];
+        let is_other = |(key, value, _): &(&str, Value, &str)| {
+            let entry = config.entry(key);
+            match value.is_null() {
+                true => entry.key.asks(&entry.value),
+                false => entry.value != *value && entry.value.as_f64() != value.as_f64().or(Some(f64::NAN)),
+            }
+        };
+        for (key, value, reason) in needed.into_iter().filter(is_other) {
+            let hint = match value.is_null() {
+                true => format!("leave out `{key}` or `distill_student_answers`"),
+                false => format!("use `{key}={value}`, or leave out `distill_student_answers`"),
+            };
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}: {reason}", config.stated("distill_student_answers"), config.stated(key)),
+                hint,
             ));
         }
     }

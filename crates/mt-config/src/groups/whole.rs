@@ -101,7 +101,9 @@ impl TrainConfig {
             return;
         }
         self.distillation.check_weights(config, problems);
+        let reads_text = self.data.offline_data_dir.is_none() || self.data.has_evaluation_data();
         if self.data.dataset_type == DatasetType::Hf
+            && reads_text
             && self.brought_tokenizer().is_none()
             && !self.tokenizer.is_named()
         {
@@ -160,8 +162,13 @@ impl TrainConfig {
 
     /// The tokenizer that accompanies the weights of the model, or else those of its teacher.
     fn brought_tokenizer(&self) -> Option<BroughtTokenizer> {
+        self.checkpoint.brought_tokenizer().or_else(|| self.teacher_tokenizer())
+    }
+
+    /// The tokenizer that accompanies the weights of the teacher, or the rows whose logits are stored.
+    pub fn teacher_tokenizer(&self) -> Option<BroughtTokenizer> {
         let of_teacher = || self.distillation.teacher.as_ref()?.tokenizer.clone();
-        self.checkpoint.brought_tokenizer().or_else(of_teacher)
+        self.distillation.stored_tokenizer().or_else(of_teacher)
     }
 
     /// Checks that mesh, batches and sequences fit the devices.

@@ -50,7 +50,6 @@ pub(crate) const SERVING: &str = "serving";
 pub(crate) const SERVING_ON_SEPARATE_SLICES: &str = "serving on separate slices";
 pub(crate) const SEVERAL_COLUMNS: &str = "documents from several columns";
 pub(crate) const SPARSE_WEIGHTS: &str = "sparse weights";
-pub(crate) const STORED_LOGITS: &str = "distillation from stored logits";
 pub(crate) const STACKS_IN_THE_CLOUD: &str = "stack traces in a cloud service";
 pub(crate) const STRIPED_SEQUENCES: &str = "striped sequences";
 pub(crate) const TENSORFLOW_DATASETS: &str = "TensorFlow datasets";

@@ -153,11 +153,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("distillation"),
             Key::optional_text(
                 "offline_data_dir",
-                "Directory of the teacher's saved top logits, which replace a running teacher; none or \
-                 empty for online distillation.",
+                "Directory of a teacher's stored largest logits, written by `maxtext data save-logits` or by MaxText, \
+                 which replace a running teacher and the training data; none or empty for online distillation.",
             )
             .neutral(&[Literal::Text("")])
-            .refused(features::STORED_LOGITS)
+            .may_change()
             .acts_on("distillation"),
             Key::float(
                 "distill_alpha",
@@ -191,6 +191,31 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("distillation")
             .own(),
             Key::float(
+                "distill_student_answers",
+                0.0,
+                "Share of steps in which the student answers the prompts itself and learns the teacher's \
+                 probabilities of its own answers (on-policy distillation; `lmbda` of TRL's GKD).",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .only_with("teacher_overrides", &[])
+            .acts_on("distillation")
+            .own(),
+            Key::float(
+                "distill_answer_temperature",
+                0.9,
+                "Temperature with which a student's own answers are sampled; 0 selects the most probable token.",
+            )
+            .at_least(0.0)
+            .only_with("distill_student_answers", &[])
+            .acts_on("distillation")
+            .own(),
+            Key::integer("distill_answer_tokens", 128, "The most tokens of a student's own answer.")
+                .at_least(1.0)
+                .only_with("distill_student_answers", &[])
+                .acts_on("distillation")
+                .own(),
+            Key::float(
                 "distill_beta",
                 0.0,
                 "Weight of the loss between hidden features of teacher and student; 0 turns it \
@@ -204,13 +229,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "cosine",
                 "Measure of the distance between hidden features of teacher and student.",
             )
-            .only_with("teacher_overrides", &[])
+            .only_with("distill_beta", &[])
+            .only_with("distill_beta_end", &[])
             .acts_on("distillation"),
             Key::optional_integers(
                 "distill_layer_indices",
                 "Layers of the student, counted from 0, whose features are compared by the feature loss; all if none.",
             )
-            .only_with("teacher_overrides", &[])
+            .only_with("distill_beta", &[])
+            .only_with("distill_beta_end", &[])
             .acts_on("distillation"),
             Key::optional_integers(
                 "distill_teacher_layer_indices",
@@ -283,9 +310,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("distillation"),
             Key::mapping(
                 "distill_weights_copy_map",
-                "Map from teacher parameters to the student parameters that they initialize.",
+                "Map from names of teacher parameters to the student parameters that begin with their values, such as \
+                 `{\"token_embedder/embedding\": \"token_embedder/embedding\"}`.",
             )
-            .refused(features::LEARNED_INITIAL_WEIGHTS)
+            .only_with("teacher_overrides", &[])
             .acts_on("distillation"),
             Key::mapping(
                 "distill_student_weights_share_map",
@@ -295,9 +323,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("distillation"),
             Key::optional_texts(
                 "student_params_to_update",
-                "Substrings of the names of the student parameters to train; all parameters if none.",
+                "Regular expressions of the student parameters to train; all parameters if none. It sets \
+                 `trainable_parameters_mask`.",
             )
-            .refused(features::LEARNED_INITIAL_WEIGHTS)
+            .only_with("teacher_overrides", &[])
+            .only_with("offline_data_dir", &[])
             .acts_on("distillation"),
             Key::optional_text(
                 "attn_module_name",

@@ -48,6 +48,34 @@ pub(super) struct Differentiated<L> {
     pub parameters: Vec<L>,
 }
 
+/// The arrays of tokens that a scan over tiles slices.
+#[derive(Tree)]
+struct TokenArrays<L>(Vec<L>);
+
+/// Sums over all tokens, from the sums of each tile of positions: `sums_of` receives `captured` and the tile's slices of
+/// `tokens`. The backward pass computes each tile again, so that no array of all logits exists.
+///
+/// # Shapes
+/// `[…], [batch, position, …] -> f32[]`
+#[track_caller]
+pub fn sums_in_tiles<'t>(
+    tiles: usize,
+    captured: &[Tensor<'t>],
+    tokens: &[Tensor<'t>],
+    num_sums: usize,
+    sums_of: impl for<'b> Fn(&[Tensor<'b>], &[Tensor<'b>]) -> Vec<Tensor<'b>>,
+) -> Vec<Tensor<'t>> {
+    let region = tokens[0].region();
+    let zeros = vec![region.full(DType::F32, &[], 0.0); num_sums];
+    let slices = TokenArrays(tokens.iter().map(|tensor| cut(*tensor, tiles)).collect());
+    let options = ScanOptions::over(axis(TILE, tiles));
+    let (sums, _) = region.scan_lists(options, &zeros, &slices, |_, sums, tile| {
+        let captured: Vec<Tensor<'_>> = captured.to_vec();
+        (added(&sums, &sums_of(&captured, &tile.0)), Vec::new())
+    });
+    sums
+}
+
 impl TiledHead<'_> {
     /// The summed loss of all tokens whose segment id is not 0.
     ///
@@ -181,15 +209,18 @@ impl TiledHead<'_> {
         pairs.map(|(gradient, logical_axes)| gradient.constrain(logical_axes)).collect()
     }
 
-    /// Cuts `[batch, position, …]` into `[tile, batch, position, …]`. Adjacent positions go to different tiles, so that
-    /// each tile takes an equal share from every device, however positions are split, and no data moves between
-    /// devices.
     pub(super) fn cut<'b>(&self, tensor: Tensor<'b>) -> Tensor<'b> {
-        let length = tensor.axis(POSITION).size;
-        let cut = tensor.split(POSITION, &[axis(POSITION, length / self.tiles), axis(TILE, self.tiles)]);
-        let rest: Vec<Axis> = cut.axes().iter().filter(|axis| axis.name != TILE).copied().collect();
-        cut.broadcast(&[&[axis(TILE, self.tiles)], rest.as_slice()].concat())
+        cut(tensor, self.tiles)
     }
+}
+
+/// Cuts `[batch, position, …]` into `[tile, batch, position, …]`. Adjacent positions go to different tiles, so that each
+/// tile takes an equal share from every device, however positions are split, and no data moves between devices.
+fn cut<'b>(tensor: Tensor<'b>, tiles: usize) -> Tensor<'b> {
+    let length = tensor.axis(POSITION).size;
+    let cut = tensor.split(POSITION, &[axis(POSITION, length / tiles), axis(TILE, tiles)]);
+    let rest: Vec<Axis> = cut.axes().iter().filter(|axis| axis.name != TILE).copied().collect();
+    cut.broadcast(&[&[axis(TILE, tiles)], rest.as_slice()].concat())
 }
 
 /// Restores the axes of `whole` from `[tile, batch, position, …]`.

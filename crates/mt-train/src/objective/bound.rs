@@ -143,13 +143,13 @@ impl<'t> BoundModel<'_, 't> {
     ///
     /// # Shapes
     /// `[batch, position, vocab], i32[batch, position], i32[batch, position] -> f32[]`
-    pub fn loss_of_logits(
+    pub fn loss_of_logits<'b>(
         &self,
-        logits: Tensor<'t>,
-        targets: Tensor<'t>,
-        segmentation: Tensor<'t>,
+        logits: Tensor<'b>,
+        targets: Tensor<'b>,
+        segmentation: Tensor<'b>,
         z_loss_multiplier: f64,
-    ) -> TokenLoss<'t> {
+    ) -> TokenLoss<'b> {
         let loss_of = if self.usage.loss_in_f32 { token_loss } else { narrow_token_loss };
         loss_of(logits, targets, segmentation, z_loss_multiplier)
     }
@@ -211,10 +211,23 @@ impl<'t> BoundModel<'_, 't> {
         self.model.apply_head(&parameters, hidden)
     }
 
+    /// The logits of hidden states, from the parameters of [`Self::head_inputs`].
+    ///
+    /// # Shapes
+    /// `[batch, position, embed] -> [batch, position, vocab]`
+    pub(crate) fn logits_with<'b>(&self, parameters: &[Tensor<'b>], hidden: Tensor<'b>) -> Tensor<'b> {
+        self.model.apply_head(parameters, hidden)
+    }
+
+    /// The number of tiles of positions in which logits are computed.
+    pub(crate) fn num_tiles(&self) -> usize {
+        self.usage.num_vocab_tiling
+    }
+
     /// The parameters of the head and its hidden states. On several devices a barrier makes the partitioner reduce and
     /// shard the gradients of the head's parameters before the backward pass of the layers begins. Without it each
     /// device holds their unsharded sums until all gradients are computed.
-    fn head_inputs(&self, hidden: Tensor<'t>) -> (Vec<Tensor<'t>>, Tensor<'t>) {
+    pub(crate) fn head_inputs(&self, hidden: Tensor<'t>) -> (Vec<Tensor<'t>>, Tensor<'t>) {
         let of_head = self.model.head_parameters();
         let mut held: Vec<Tensor<'t>> = of_head.iter().map(|index| self.parameters[*index]).collect();
         if !(self.usage.is_split && self.is_differentiated) {

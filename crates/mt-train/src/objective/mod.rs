@@ -21,6 +21,7 @@ use std::{
 };
 
 use mt_config::{PreferenceAlgorithm, RewardType, TrainConfig, TrainingObjective};
+use mt_data::StudentAnswers;
 use mt_models::{Model, holds_adapters};
 use mt_nn::SequenceOrder;
 use mt_shape::{Axis, DType};
@@ -30,7 +31,7 @@ pub use crate::data::{DataRequest, RunData};
 pub use block_diffusion::BlockDiffusion;
 pub use bound::{BoundModel, HiddenStates, SideOutputs};
 pub use corrupted::{CorruptedText, TextCorruption};
-pub use distillation::Distillation;
+pub use distillation::{Distillation, Teaching};
 pub use further_tokens::FurtherTokens;
 pub use next_token::NextToken;
 pub use preference::{JudgedAnswers, PreferencePairs, Reference};
@@ -39,6 +40,8 @@ pub use span_corruption::{SpanCorruption, Spans};
 
 pub(crate) use block_diffusion::masking_of;
 pub(crate) use bound::ModelUse;
+pub(crate) use distillation::TOP;
+pub(crate) use next_token::text_tokens;
 
 use crate::TrainError;
 
@@ -193,6 +196,11 @@ pub trait Objective: Send + Sync {
     /// The arrays of a batch of `rows` rows, in the order in which programs take them.
     fn arrays(&self, rows: usize) -> Vec<BatchArray>;
 
+    /// As [`Self::arrays`], for batches of an evaluation.
+    fn evaluation_arrays(&self, rows: usize) -> Vec<BatchArray> {
+        self.arrays(rows)
+    }
+
     /// The number of sequences that the trained model processes for a batch of `rows` rows, and their length in tokens.
     fn sequences(&self, rows: usize) -> [usize; 2];
 
@@ -205,6 +213,16 @@ pub trait Objective: Send + Sync {
     /// The models other than the trained one.
     fn frozen(&self) -> Vec<FrozenModel> {
         Vec::new()
+    }
+
+    /// The steps in which the trained model answers the prompts of its batches itself.
+    fn student_answers(&self) -> Option<StudentAnswers> {
+        None
+    }
+
+    /// Whether the logits of a frozen model exist together with those of the trained one.
+    fn keeps_logits_of_frozen(&self) -> bool {
+        false
     }
 
     /// The array that the run computes before it trains. The data lacks it.
@@ -241,8 +259,11 @@ pub trait Objective: Send + Sync {
 /// # Errors
 /// A further model that the objective uses is not valid.
 pub(crate) fn of_config(settings: &TrainConfig) -> Result<Arc<dyn Objective>, TrainError> {
+    if let Some(directory) = &settings.distillation.offline_data_dir {
+        return Ok(Arc::new(Distillation::of_stored(settings, directory)?));
+    }
     if let Some(teacher) = &settings.distillation.teacher {
-        return Ok(Arc::new(Distillation::of_config(settings, teacher)?));
+        return Ok(Arc::new(Distillation::of_model(settings, teacher)?));
     }
     Ok(of_one_model(settings))
 }

@@ -62,7 +62,7 @@ pub(super) fn token_arrays(axes: &[Axis], vocab_size: usize) -> Vec<BatchArray> 
 }
 
 /// The model's input among the arrays of text, with a source if the batch has one.
-pub(super) fn text_tokens<'t>(batch: &BatchTensors<'t>) -> Tokens<'t> {
+pub(crate) fn text_tokens<'t>(batch: &BatchTensors<'t>) -> Tokens<'t> {
     let has_source = batch.names().any(|name| name == SOURCE);
     let source = has_source.then(|| Source {
         tokens: batch.of(SOURCE),

@@ -10,7 +10,8 @@ use mt_data::{DataError, ExampleCounts, Position, Watch};
 use mt_runtime::{Installation, Runtime, start_runtime};
 
 use crate::{
-    Event, Intended, Observer, TrainError, TrainPlan, Trainer,
+    Event, Intended, MakeGenerator, Observer, TrainError, TrainPlan, Trainer,
+    answers::Answering,
     data::{DataRequest, RunData},
     events,
     metrics::{MetricLogger, MetricLoggerOptions},
@@ -34,6 +35,8 @@ pub struct TrainOptions {
     pub observer: Observer,
     /// The clone of this repository whose files the quick start trains on.
     pub repository: PathBuf,
+    /// Creates the generator of a student's own answers.
+    pub generator: Option<MakeGenerator>,
 }
 
 /// The reason why a run ended.
@@ -132,6 +135,7 @@ pub fn train(
     let Some(data) = start.precompute(&trainer, data, &around)? else {
         return Ok(directory.stopped(stop.received().unwrap_or_default()));
     };
+    let answering = Answering::of(&trainer, options.generator.as_ref(), data.tokenizer.clone())?;
     let RunData { train, evaluation, tokenizer, baseline, conversations, .. } = data;
     let logger = start_logger(&trainer, &directory, observer)?;
     let peak_tflops = peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision());
@@ -140,6 +144,7 @@ pub fn train(
     let observer = observer.clone();
     let training = Loop {
         trainer,
+        answering,
         schedule,
         evaluation,
         manager,
@@ -172,7 +177,10 @@ fn note_of_cut_examples(counts: &ExampleCounts) -> Option<String> {
 }
 
 /// Starts the devices and plans the run on them.
-fn hardware(settings: TrainConfig, observer: &Observer) -> Result<(Runtime, Arc<TrainPlan>), TrainError> {
+pub(crate) fn hardware(
+    settings: TrainConfig,
+    observer: &Observer,
+) -> Result<(Runtime, Arc<TrainPlan>), TrainError> {
     let intended = Intended::new(settings)?;
     let mut on_install = |installation: &Installation| observer(Event::Installing(installation.clone()));
     let runtime = start_runtime(&intended.settings.run, &intended.settings.debug, &mut on_install)?;
@@ -208,6 +216,7 @@ fn data(
         evaluation_steps: settings.run.eval_steps,
         evaluates: settings.run.eval_interval.is_some(),
         inherited_tokenizer: settings.inherited_tokenizer(),
+        teacher_tokenizer: settings.teacher_tokenizer(),
         token_numbers: plan.model.token_numbers(),
         resumes: directory.newest.is_some(),
         observer: &options.observer,

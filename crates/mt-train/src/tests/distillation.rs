@@ -1,7 +1,11 @@
 //! Losses of distillation and their gradients, compared with `tests/goldens/distillation.py`.
 
+use std::sync::Arc;
+
+use mt_data::{Batch, LogitsWriter, NamedArray, arrays};
 use mt_shape::{DType, HostArray};
 use mt_testing::Golden;
+use serde_json::Value;
 
 use super::{
     preference::{Outcome, compare, outcome_at},
@@ -127,7 +131,8 @@ fn micro_batches_and_recomputation_change_no_loss_and_no_metric() {
     let golden = Golden::open(env!("CARGO_MANIFEST_DIR"), "distillation.safetensors");
     for (name, step, keys) in LOSSES.iter().filter(|(name, ..)| ["warm", "midway", "jsd_0.5"].contains(name))
     {
-        for way in [&["gradient_accumulation_steps=3"][..], &["remat_policy=full"]] {
+        let ways = [&["gradient_accumulation_steps=3"][..], &["remat_policy=full"], &["num_vocab_tiling=13"]];
+        for way in ways {
             let made = check(name, *step, &[keys, way].concat(), &golden);
             if *name != "warm" {
                 continue;
@@ -162,6 +167,47 @@ fn losses_of_features_and_their_gradients_equal_the_reference() {
             compare(&format!("{name} with {way:?}"), name, &*setup.model, &made, &golden);
             let expected = golden.array(&format!("{name}.feature")).to_f64()[0];
             assert_metric(name, &made, names::FEATURE_LOSS, expected);
+        }
+    }
+}
+
+/// The stored names of losses from stored logits, the numbers of these, and the keys that select the losses.
+const STORED: &[(&str, usize, &[&str])] = &[
+    ("top_4", 4, &["distill_alpha=0.7", "distill_temperature=1.6"]),
+    ("top_6_jsd", 6, &["distill_alpha=0.6", "distill_temperature=1.3", "distill_jsd_beta=0.3"]),
+];
+
+#[test]
+fn losses_from_stored_logits_and_their_gradients_equal_the_reference() {
+    let golden = Golden::open(env!("CARGO_MANIFEST_DIR"), "distillation.safetensors");
+    for (name, top_k, keys) in STORED {
+        let dims = [ROWS, LENGTH, *top_k];
+        let logits: Vec<f32> =
+            golden.array(&format!("{name}.logits")).to_f64().iter().map(|value| *value as f32).collect();
+        let logits = HostArray::from_slice(DType::F32, &dims, &logits).unwrap();
+        let tokens: Vec<i32> =
+            golden.array(&format!("{name}.indices")).to_f64().iter().map(|value| *value as i32).collect();
+        let tokens = HostArray::from_slice(DType::I32, &dims, &tokens).unwrap();
+        let names = [
+            arrays::INPUTS,
+            arrays::INPUTS_POSITION,
+            arrays::INPUTS_SEGMENTATION,
+            arrays::TARGETS,
+            arrays::TARGETS_SEGMENTATION,
+        ];
+        let named = names.into_iter().zip(batch(&golden));
+        let named = named.map(|(name, values)| NamedArray { name, values: Arc::new(values) });
+        let rows = Batch { rows: ROWS, arrays: named.collect(), target_bytes: 0 };
+        let directory = tempfile::tempdir().unwrap();
+        let mut writer = LogitsWriter::open(directory.path(), Value::Null, 1, Value::Null).unwrap();
+        writer.write(&rows, &logits, &tokens, Value::Null).unwrap();
+        writer.finish().unwrap();
+        let key = format!("offline_data_dir={}", directory.path().display());
+        for way in [&[][..], &["gradient_accumulation_steps=3"], &["num_vocab_tiling=13"]] {
+            let setup = Setup::new(&[MODEL, &[&key, "steps=5"], keys, way].concat(), 1);
+            let arrays = [batch(&golden), vec![logits.clone(), tokens.clone()]].concat();
+            let made = outcome_at(&setup, &golden, "student", arrays, 0);
+            compare(&format!("{name} with {way:?}"), name, &*setup.model, &made, &golden);
         }
     }
 }

@@ -142,21 +142,26 @@ features("cosine_shallow", "student", [(0, 2)], "cosine", 0.4, 1.5)
 features("l2_crossed", "deep", [(1, 0), (0, 2)], "l2", 0.4, 1.5)
 
 
-def top_k(name, k, temperature, alpha):
+def top_k(name, k, temperature, alpha, beta=None):
     student = students["student"]
     values, indices = logits(teacher).detach().topk(k, -1)
-    own = logits(student).gather(-1, indices)[counted]
-    soft = F.kl_div(
-        F.log_softmax(own / temperature, -1), F.log_softmax(values[counted] / temperature, -1),
-        reduction="none", log_target=True,
-    ).sum(-1).mean()
+    own = logits(student).gather(-1, indices)
+    if beta is None:
+        soft = temperature**2 * F.kl_div(
+            F.log_softmax(own[counted] / temperature, -1), F.log_softmax(values[counted] / temperature, -1),
+            reduction="none", log_target=True,
+        ).sum(-1).mean()
+    else:
+        labels = torch.where(counted, targets, -100)
+        soft = GKDTrainer.generalized_jsd_loss(own, values, labels, beta=beta, temperature=temperature)
     hard = F.cross_entropy(logits(student)[counted], targets[counted])
-    record(name, student, (1 - alpha) * hard + alpha * temperature**2 * soft)
+    record(name, student, (1 - alpha) * hard + alpha * soft)
     tensors[f"{name}.logits"] = values.float()
     tensors[f"{name}.indices"] = indices.to(torch.int32)
 
 
 top_k("top_4", 4, 1.6, 0.7)
+top_k("top_6_jsd", 6, 1.3, 0.6, beta=0.3)
 
 
 def write(name, chosen):

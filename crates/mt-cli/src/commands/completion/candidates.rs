@@ -70,7 +70,7 @@ fn arguments(command: &Command, path: &[&str], given: &[String], current: &str) 
             "train" | "sft" | "dpo" | "reward" | "distill" | "decode" | "chat" | "serve" | "estimate"
             | "compile" | "logits",
         ]
-        | ["data", "show"]
+        | ["data", "show" | "save-logits"]
         | ["config", "show"]
         | ["checkpoint", "export" | "import"]
         | ["tokenizer", "train"] => settings(given, current),

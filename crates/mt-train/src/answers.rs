@@ -1,0 +1,98 @@
+//! Steps in which the model in training answers the prompts of a batch itself.
+//!
+//! The engine that generates lies beside this crate, so that the caller of a run passes it as a [`Generator`].
+
+use std::{collections::BTreeSet, error::Error, sync::Arc};
+
+use mt_data::{Batch, StudentAnswers, Tokenizer, answers};
+use mt_runtime::Array;
+
+use crate::{TrainError, Trainer};
+
+/// The cause of a failed generation.
+pub type GenerationError = Box<dyn Error + Send + Sync>;
+
+/// The sampling of the answers to the prompts of a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AnswerSampling {
+    /// 0 selects the most probable token.
+    pub temperature: f64,
+    pub seed: u64,
+    /// The most tokens of an answer.
+    pub max_tokens: usize,
+    /// The most tokens of a prompt and its answer.
+    pub max_length: usize,
+    /// The tokens that end an answer, to which they belong.
+    pub ends: BTreeSet<u32>,
+}
+
+/// Continues prompts with the parameters of a trainer.
+pub trait Generator {
+    /// The answers to prompts, in their order. The answer to a prompt that leaves no room is empty.
+    ///
+    /// # Errors
+    /// A program cannot be compiled or run.
+    fn answers(
+        &self,
+        parameters: &[Array],
+        prompts: &[Vec<u32>],
+        sampling: &AnswerSampling,
+    ) -> Result<Vec<Vec<u32>>, GenerationError>;
+}
+
+/// Creates the generator of a trainer.
+pub type MakeGenerator = Arc<dyn Fn(&Trainer) -> Box<dyn Generator> + Send + Sync>;
+
+/// The replacement of answers in a run.
+pub(crate) struct Answering {
+    pub settings: StudentAnswers,
+    pub generator: Box<dyn Generator>,
+    pub tokenizer: Arc<Tokenizer>,
+    /// Positions of a row.
+    pub length: usize,
+}
+
+impl Answering {
+    /// The replacement that the objective of a run requests.
+    ///
+    /// # Errors
+    /// The caller has passed no generator, or the data has no tokenizer.
+    pub fn of(
+        trainer: &Trainer,
+        make: Option<&MakeGenerator>,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> Result<Option<Self>, TrainError> {
+        let Some(settings) = trainer.plan().objective().student_answers() else { return Ok(None) };
+        let (Some(make), Some(tokenizer)) = (make, tokenizer) else { return Err(TrainError::NoGenerator) };
+        let [_, length] = trainer.plan().objective().sequences(1);
+        Ok(Some(Self { settings, generator: make(trainer), tokenizer, length }))
+    }
+
+    /// The batch of `step`, in which the model may answer itself.
+    pub fn batch(&self, trainer: &Trainer, batch: Batch, step: u64) -> Result<Batch, TrainError> {
+        if !self.settings.is_due(step) {
+            return Ok(batch);
+        }
+        let positions = trainer.plan().model().num_learned_positions().unwrap_or(usize::MAX);
+        let sampling = AnswerSampling {
+            temperature: self.settings.temperature,
+            seed: self.settings.sampling_seed(step),
+            max_tokens: self.settings.max_tokens,
+            // The last token of a row is only a target.
+            max_length: (self.length + 1).min(positions),
+            ends: self.ends(&batch),
+        };
+        let prompts = answers::prompts(&batch);
+        let made = self.generator.answers(trainer.parameters()?, &prompts, &sampling);
+        let made = made.map_err(TrainError::Generation)?;
+        Ok(answers::with_answers(&batch, &prompts, &made, self.tokenizer.pad_id()))
+    }
+
+    /// The tokens that end an answer: those of the tokenizer, and the special tokens that end the batch's own answers.
+    fn ends(&self, batch: &Batch) -> BTreeSet<u32> {
+        let is_special =
+            |token: &u32| self.tokenizer.decode(&[*token], true).is_ok_and(|text| text.is_empty());
+        let of_batch = answers::last_targets(batch).into_iter().filter(is_special);
+        self.tokenizer.end_ids().iter().copied().chain(of_batch).collect()
+    }
+}
