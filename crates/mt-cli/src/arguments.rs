@@ -92,7 +92,6 @@ Examples:
 See also:
   maxtext data show …   the tokens of conversations, and which have a loss";
 
-
 const DECODE: &str = "\
 Continues prompts with a trained model, and prints tokens as they are generated.
 

@@ -2,9 +2,7 @@
 
 use std::task::{Context, Poll};
 
-use mt_engine::serve::{
-    AnswerEvent, Answers, EngineHandle, EngineMetrics, GenerationRequest, SubmitError,
-};
+use mt_engine::serve::{AnswerEvent, Answers, EngineHandle, EngineMetrics, GenerationRequest, SubmitError};
 
 /// A running engine.
 pub trait Generator: Send + Sync {

@@ -18,7 +18,7 @@ use std::{
 
 use mt_engine::{
     Engine, EngineError, EngineOptions, FinishReason, GenerationEvent, Limits, LoadedModel, PromptBounds,
-    Request, SamplingOptions, Scorer, Session,
+    Request, SamplingOptions, ScoredSizes, Scorer, Session,
     serve::{
         AnswerEvent, EngineMetrics, GenerationRequest, SubmitError, TokenChoice, TokenFilter,
         TokenLogProbability,
@@ -350,10 +350,13 @@ impl<'a> OnHost<'a> {
         let key = [answers.len(), length];
         let scorer = match scorers.entry(key) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(Scorer::new(self.loaded, key, false, self.compile)?),
+            Entry::Vacant(entry) => {
+                let sizes = ScoredSizes { rows: answers.len(), length, source: 0 };
+                entry.insert(Scorer::new(self.loaded, sizes, false, self.compile)?)
+            }
         };
         let rows: Vec<Vec<u32>> = answers.iter().map(|answer| answer.row.clone()).collect();
-        let scores = scorer.score(&rows)?;
+        let scores = scorer.score(rows.as_slice().into())?;
         let values = scores.logits.as_slice::<f32>().expect("logits have 32 bits").to_vec();
         Ok(Logits { values, length })
     }

@@ -252,6 +252,7 @@ impl DataRequest<'_> {
             rows_of_epoch: Some(train.rows_of_epoch()),
             train: Box::new(train),
             evaluation: evaluation.transpose()?,
+            tokenizer,
             baseline: None,
             conversations: None,
         })

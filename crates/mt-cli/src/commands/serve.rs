@@ -109,7 +109,7 @@ fn generator(
     decode: &DecodeConfig,
     served: &ServedModel,
     bounds: PromptBounds,
-) -> Result<Arc<dyn Generator>, EngineError> {
+) -> Result<Arc<dyn Generator>, Failure> {
     let devices = loaded.placement.mesh().num_devices();
     if devices > 1 {
         say!("note: over {devices} devices, requests are answered one after another");

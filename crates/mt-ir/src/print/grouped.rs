@@ -29,8 +29,7 @@ impl Printer<'_> {
         results: &[&TensorType],
         scope: &str,
     ) -> Option<Vec<Name>> {
-        let is_transposed =
-            kernel.attributes.iter().any(|attribute| *attribute == (attributes::TRANSPOSED, 1));
+        let is_transposed = kernel.attributes.contains(&(attributes::TRANSPOSED, 1));
         // The dimensions of rows and matrices: batch, contracted, divided into groups, and of groups.
         let dimensions: [&[usize]; 6] = match *kernel.call {
             kernels::GROUPED_DOT if is_transposed => [&[], &[], &[1], &[2], &[0], &[0]],

@@ -7,7 +7,7 @@ use mt_nn::{
     axes::{BUCKET, EMBED},
 };
 use mt_shape::{Axis, Tree, axis, logical};
-use mt_trace::{Key, Tensor};
+use mt_trace::Tensor;
 
 use super::{
     CrossAttentionConfig, Decoder, DecoderConfig, DecoderParameters, LayerConfig, named_taps,

@@ -8,7 +8,7 @@ use mt_nn::{
 };
 use mt_shape::{Axis, DType, axis};
 
-use crate::{attention::OPTIONS, harness::run};
+use crate::harness::{CAUSAL_ATTENTION, run};
 
 const SIZE: usize = 20_000;
 
@@ -55,7 +55,7 @@ fn a_share_of_attention_weights_is_dropped() {
         let attend = |dropout| {
             let keys_values = KeysValues { key: zeros(&[batch, keys, heads, head_dim]), value };
             let additions = Additions { dropout, ..Additions::default() };
-            dense(query, keys_values, mask, additions, &OPTIONS, false).context
+            dense(query, keys_values, mask, additions, &CAUSAL_ATTENTION, false).context
         };
         let on = Dropout::On { rate: 0.25, key: region.key(5), order: SequenceOrder::AsRead };
         vec![attend(on), attend(on.within("cross_attention")), attend(Dropout::Off)]

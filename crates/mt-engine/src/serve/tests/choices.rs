@@ -95,9 +95,9 @@ fn draws(choice: &TokenChoice, seen: &Seen, sampler: Sampler, is_adjusted: bool)
         HostArray::from_slice(DType::U64, &[NUM_DRAWS, 2], &seeds).unwrap(),
     ];
     if is_adjusted {
-        let mut bias = vec![0.0_f32; VOCAB_SIZE];
+        let mut bias = [0.0_f32; VOCAB_SIZE];
         choice.logit_bias.iter().for_each(|(token, value)| bias[*token as usize] += value);
-        let mut counts = vec![0_i32; VOCAB_SIZE];
+        let mut counts = [0_i32; VOCAB_SIZE];
         seen.prompt.iter().for_each(|token| counts[*token as usize] = 1);
         seen.answer.iter().for_each(|token| counts[*token as usize] += 2);
         let mut allowed = vec![0_u32; num_words(VOCAB_SIZE)];

@@ -213,7 +213,8 @@ fn log_probabilities_are_those_of_logits() {
         assert_eq!(answers[0], answers[1], "greedy answers are the same");
         let answer: Vec<u32> = answers[0].iter().map(|token| token.token).collect();
         let text = [prompt.clone(), answer].concat();
-        let made = score(&loaded, &[text.clone()], false, &CompileSettings::default()).unwrap();
+        let rows = [text.clone()];
+        let made = score(&loaded, rows.as_slice().into(), false, &CompileSettings::default()).unwrap();
         let logits = made.logits.to_f64();
         let width = loaded.vocab_size;
         let check = |place: usize, given: &TokenLogProbability, num_top: usize| {
