@@ -8,9 +8,14 @@ use crate::support::Sandbox;
 fn refused_runs_leave_no_directory_behind() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path("latin.txt"), b"caf\xe9 au lait").unwrap();
+    fs::write(sandbox.path("empty.jsonl"), "{\"text\": \"\"}\n").unwrap();
+    fs::write(sandbox.path("small.txt"), "few").unwrap();
     for keys in [
         &["hf_train_files=nothing/*.txt"][..],
         &["hf_train_files=latin.txt"],
+        // Only the first batch shows that these files hold too little.
+        &["hf_train_files=empty.jsonl", "hf_path=json", "eval_interval=-1"],
+        &["hf_train_files=small.txt", "num_epoch=1", "eval_interval=-1"],
         &["vocab_size=100"],
         &["metrics_file=train.txt"],
         &["load_parameters_path=nowhere"],

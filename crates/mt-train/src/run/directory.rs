@@ -34,7 +34,7 @@ pub(crate) struct RunDirectory {
 /// A locked run directory whose checkpoint manager has been taken.
 pub(crate) struct HeldDirectory {
     path: PathBuf,
-    _lock: RunLock,
+    lock: RunLock,
 }
 
 impl RunDirectory {
@@ -139,7 +139,7 @@ impl RunDirectory {
 
     /// Separates the checkpoint manager from the directory, which stays locked.
     pub fn into_manager(self) -> (CheckpointManager, HeldDirectory) {
-        (self.manager, HeldDirectory { path: self.path, _lock: self.lock })
+        (self.manager, HeldDirectory { path: self.path, lock: self.lock })
     }
 
     /// The configuration that the run was saved with. Refuses a configuration that would change the run.
@@ -198,6 +198,14 @@ impl RunDirectory {
 }
 
 impl HeldDirectory {
+    /// Ends a run that failed. If its data gave no first batch, a directory that the run created is removed.
+    pub fn failed(self, error: TrainError) -> TrainError {
+        if error.is_without_batch() {
+            drop(self.lock.provisional());
+        }
+        error
+    }
+
     /// The report of the run. Dropping `self` releases the directory for other processes.
     pub fn report(self, progress: Progress, unigram_bits_per_byte: Option<f64>) -> TrainReport {
         let Progress { ending, steps, first_evaluation, last_evaluation, goodput } = progress;

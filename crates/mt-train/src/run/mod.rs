@@ -149,7 +149,10 @@ pub fn train(
         peak_tflops,
         monitor,
     };
-    let progress = training.run(train, position)?;
+    let progress = match training.run(train, position) {
+        Ok(progress) => progress,
+        Err(error) => return Err(finished.failed(error)),
+    };
     if let Some(note) = conversations.and_then(|form| note_of_cut_examples(form.counts())) {
         events::note(&observer, note);
     }
