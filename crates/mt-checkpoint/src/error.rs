@@ -61,7 +61,7 @@ pub enum CheckpointError {
     UnreadableTensor { file: PathBuf, name: String, dtype: String },
 
     #[error(
-        "`{directory}` already holds weights: `{file}`\nhint: choose another directory, or request their replacement",
+        "`{directory}` already holds weights: `{file}`\nhint: choose another directory",
         directory = directory.display()
     )]
     WeightsExist { directory: PathBuf, file: String },

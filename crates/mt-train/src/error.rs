@@ -92,7 +92,8 @@ pub enum TrainError {
 impl TrainError {
     /// Whether the data of a new run did not suffice for its first batch.
     pub(crate) fn is_without_batch(&self) -> bool {
-        let is_small = |error: &DataError| matches!(error, DataError::NoTokens { .. } | DataError::TooSmall { .. });
+        let is_small =
+            |error: &DataError| matches!(error, DataError::NoTokens { .. } | DataError::TooSmall { .. });
         matches!(self, Self::NoBatch) || matches!(self, Self::Data(error) if is_small(error))
     }
 
