@@ -198,12 +198,18 @@ impl RunDirectory {
 }
 
 impl HeldDirectory {
-    /// Ends a run that failed. If its data gave no first batch, a directory that the run created is removed.
-    pub fn failed(self, error: TrainError) -> TrainError {
-        if error.is_without_batch() {
-            drop(self.lock.provisional());
+    /// The directory and the progress of a run that did not fail. If a run failed because its data gave no first batch,
+    /// the directory that it created is removed.
+    pub fn after(self, result: Result<Progress, TrainError>) -> Result<(Self, Progress), TrainError> {
+        match result {
+            Ok(progress) => Ok((self, progress)),
+            Err(error) => {
+                if error.is_without_batch() {
+                    drop(self.lock.provisional());
+                }
+                Err(error)
+            }
         }
-        error
     }
 
     /// The report of the run. Dropping `self` releases the directory for other processes.

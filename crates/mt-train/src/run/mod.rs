@@ -149,10 +149,7 @@ pub fn train(
         peak_tflops,
         monitor,
     };
-    let progress = match training.run(train, position) {
-        Ok(progress) => progress,
-        Err(error) => return Err(finished.failed(error)),
-    };
+    let (finished, progress) = finished.after(training.run(train, position))?;
     if let Some(note) = conversations.and_then(|form| note_of_cut_examples(form.counts())) {
         events::note(&observer, note);
     }
