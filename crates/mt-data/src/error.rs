@@ -87,7 +87,10 @@ pub enum DataError {
     Empty { dataset: String, hint: String },
 
     /// A source whose documents contain no token to predict.
-    #[error("the {documents} documents of {dataset} give no token to predict")]
+    #[error(
+        "the documents of {dataset} ({documents} in all) give no token to predict\nhint: a document needs two tokens, \
+         BOS and EOS included; use files that hold text"
+    )]
     NoTokens { dataset: String, documents: u64 },
 
     /// A training set that does not fill one batch.

@@ -102,6 +102,13 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// Whether the data of a new run did not suffice for its first batch.
+    pub(crate) fn is_without_batch(&self) -> bool {
+        let is_small =
+            |error: &DataError| matches!(error, DataError::NoTokens { .. } | DataError::TooSmall { .. });
+        matches!(self, Self::NoBatch) || matches!(self, Self::Data(error) if is_small(error))
+    }
+
     /// Whether the user's input caused the error, rather than the machine or the run.
     pub fn is_user_error(&self) -> bool {
         match self {

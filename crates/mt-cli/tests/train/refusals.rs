@@ -8,6 +8,8 @@ use crate::support::Sandbox;
 fn refused_runs_leave_no_directory_behind() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path("latin.txt"), b"caf\xe9 au lait").unwrap();
+    fs::write(sandbox.path("empty.jsonl"), "{\"text\": \"\"}\n").unwrap();
+    fs::write(sandbox.path("small.txt"), "few").unwrap();
     for keys in [
         &["hf_train_files=nothing/*.txt"][..],
         &["hf_train_files=latin.txt"],
@@ -18,6 +20,12 @@ fn refused_runs_leave_no_directory_behind() {
     ] {
         sandbox.train("wrong", keys).refused(&["hint: "]);
         assert!(!sandbox.path("runs").exists() && !sandbox.path("deep").exists(), "{keys:?}");
+    }
+    // Only the first batch shows that these files hold too little.
+    for keys in [["hf_train_files=empty.jsonl", "hf_path=json"], ["hf_train_files=small.txt", "num_epoch=1"]]
+    {
+        sandbox.train("wrong", &[&keys[..], &["eval_interval=-1"]].concat()).failed(2, &["hint: "]);
+        assert!(!sandbox.path("runs").exists(), "{keys:?}");
     }
     // Existing files survive, even those of a run that cannot be resumed.
     sandbox.train("right", &["steps=2", "eval_interval=-1"]).succeeded();

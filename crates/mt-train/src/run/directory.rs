@@ -34,7 +34,7 @@ pub(crate) struct RunDirectory {
 /// A locked run directory whose checkpoint manager has been taken.
 pub(crate) struct HeldDirectory {
     path: PathBuf,
-    _lock: RunLock,
+    lock: RunLock,
 }
 
 impl RunDirectory {
@@ -144,7 +144,7 @@ impl RunDirectory {
 
     /// Separates the checkpoint manager from the directory, which stays locked.
     pub fn into_manager(self) -> (CheckpointManager, HeldDirectory) {
-        (self.manager, HeldDirectory { path: self.path, _lock: self.lock })
+        (self.manager, HeldDirectory { path: self.path, lock: self.lock })
     }
 
     /// The configuration that the run was saved with. Refuses a configuration that would change the run.
@@ -203,6 +203,20 @@ impl RunDirectory {
 }
 
 impl HeldDirectory {
+    /// The directory and the progress of a run that did not fail. If a run failed because its data gave no first batch,
+    /// the directory that it created is removed.
+    pub fn after(self, result: Result<Progress, TrainError>) -> Result<(Self, Progress), TrainError> {
+        match result {
+            Ok(progress) => Ok((self, progress)),
+            Err(error) => {
+                if error.is_without_batch() {
+                    drop(self.lock.provisional());
+                }
+                Err(error)
+            }
+        }
+    }
+
     /// The report of the run. Dropping `self` releases the directory for other processes.
     pub fn report(self, progress: Progress, unigram_bits_per_byte: Option<f64>) -> TrainReport {
         let Progress { ending, steps, first_evaluation, last_evaluation, goodput } = progress;

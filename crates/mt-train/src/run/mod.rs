@@ -154,7 +154,7 @@ pub fn train(
         peak_tflops,
         monitor,
     };
-    let progress = training.run(train, position)?;
+    let (finished, progress) = finished.after(training.run(train, position))?;
     if let Some(note) = conversations.and_then(|form| note_of_cut_examples(form.counts())) {
         events::note(&observer, note);
     }
