@@ -73,7 +73,7 @@ impl StopStrings {
         }
         self.held += text;
         let starts = self.stops.iter().filter_map(|stop| self.held.find(stop).map(|at| (at, stop)));
-        // Of stop strings that begin at the same place, the shortest one counts.
+        // The shortest of the stop strings that begin at the same place counts.
         let first = starts.min_by_key(|(at, stop)| (*at, stop.len()));
         if let Some((at, stop)) = first {
             let length = stop.len();

@@ -92,7 +92,7 @@ impl<'t> RowChoices<'t> {
     }
 }
 
-/// What is done to logits before a choice.
+/// The changes of logits before a choice.
 pub(super) struct Adjustments<'t> {
     /// `f32[batch, vocab]`: added to the logits.
     bias: Tensor<'t>,

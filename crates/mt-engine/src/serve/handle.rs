@@ -44,7 +44,7 @@ pub struct EngineHandle {
     _thread: Arc<Thread>,
 }
 
-/// What clients and the engine's thread share.
+/// The state that clients and the engine's thread share.
 #[derive(Default)]
 pub(crate) struct Shared {
     inbox: Mutex<Inbox>,

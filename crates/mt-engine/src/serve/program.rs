@@ -36,7 +36,7 @@ const WRITTEN: &str = "written";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum StepKey {
     /// Reads up to `length` tokens of each of `rows` prompts. With `scores`, also returns the log-probabilities of given
-    /// tokens and of so many most probable ones at each position.
+    /// tokens and of that number of most probable ones at each position.
     Read {
         rows: usize,
         length: usize,

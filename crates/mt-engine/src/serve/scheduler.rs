@@ -34,7 +34,7 @@ pub(crate) struct PoolOptions {
     pub num_pages: usize,
 }
 
-/// What a step does, in this order.
+/// The work of a step, in this order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub copies: Vec<StateCopy>,
@@ -122,8 +122,8 @@ impl Scheduler {
         }
     }
 
-    /// Adds sequences that begin with the same prompt, which is read once. `finds_prefixes`: whether a part of it may
-    /// come from the prefix cache.
+    /// Adds sequences that begin with the same prompt, which is read once. `finds_prefixes`: whether its beginning
+    /// may come from the prefix cache.
     pub fn add(&mut self, prompt: &[u32], count: usize, finds_prefixes: bool) -> Vec<SequenceId> {
         let ids: Vec<SequenceId> = (self.next..).take(count).collect();
         self.next += count as u64;

@@ -37,7 +37,7 @@ pub(crate) struct StepChoice<'a> {
     pub adjustment: Option<&'a Adjustment>,
 }
 
-/// What is done to the logits of a row before the choice, by token.
+/// The changes of the logits of a row before the choice, by token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Adjustment {
     pub bias: Vec<f32>,
@@ -53,7 +53,7 @@ pub(crate) trait Steps {
     fn copy(&mut self, copy: &StateCopy) -> Result<(), EngineError>;
 
     /// Reads tokens of prompts. With `scores`, also returns the log-probabilities of the tokens after each, which
-    /// `targets` lists, with so many most probable ones.
+    /// `targets` lists, with that number of most probable ones.
     fn read(
         &mut self,
         rows: &[StepRow<'_>],

@@ -126,7 +126,7 @@ impl<S: Steps> Worker<S> {
         self.requests.insert(number, open);
     }
 
-    /// What is done to the logits of a request's answers, unless its choices are plain.
+    /// The changes of the logits of a request's answers, unless its choices are plain.
     fn adjustment(&self, request: &GenerationRequest) -> Option<Adjustment> {
         let (choice, num_choices) = (&request.choice, self.options.num_choices);
         let is_plain = request.filters.is_empty()

@@ -9,7 +9,7 @@ use crate::{
     axes::{HEAD_DIM, KV_POSITION},
 };
 
-/// What attention weights depend on besides the products of queries and keys.
+/// The terms of attention weights besides the products of queries and keys.
 #[derive(Clone, Copy, Default)]
 pub struct Additions<'t> {
     /// Numbers that are added to the logits, with the axes `kv_heads`, `group`, `position`, `kv_position`, or some of these

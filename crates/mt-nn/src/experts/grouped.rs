@@ -63,7 +63,7 @@ fn dot<'t>(rows: Tensor<'t>, matrices: Tensor<'t>, groups: RowGroups<'t>, over: 
     let is_cpu = rows.region().target().is_cpu();
     let matrices = if is_cpu { matrices } else { matrices.cast(rows.dtype()) };
     let product = dot_of_one_type(rows, matrices, groups, over);
-    // What a TPU's kernels leave behind the last group is not documented.
+    // The rows that a TPU's kernels leave behind the last group are not documented.
     if is_cpu || groups.usual_share >= 1.0 { product } else { without_rest(product, groups.sizes) }
 }
 

@@ -141,7 +141,6 @@ pub fn train(
     let peak_tflops = peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision());
     let (manager, finished) = directory.into_manager();
     monitor.begin_loop(trainer.steps_done(), goodput, &plan.settings.run);
-    let observer = observer.clone();
     let training = Loop {
         trainer,
         answering,
@@ -156,11 +155,11 @@ pub fn train(
     };
     let (finished, progress) = finished.after(training.run(train, position))?;
     if let Some(note) = conversations.and_then(|form| note_of_cut_examples(form.counts())) {
-        events::note(&observer, note);
+        events::note(observer, note);
     }
-    let is_quick_start = record.is_quick_start() && progress.ending == Ending::Completed;
-    let baseline = baseline.filter(|_| is_quick_start);
-    let bits_per_byte = baseline.map(|baseline| baseline.bits_per_byte(tokenizer.as_ref()));
+    let compares = record.is_quick_start() && progress.ending == Ending::Completed;
+    let bits_per_byte =
+        baseline.filter(|_| compares).map(|baseline| baseline.bits_per_byte(tokenizer.as_ref()));
     let unigram_bits_per_byte = bits_per_byte.transpose()?.flatten();
     Ok(finished.report(progress, unigram_bits_per_byte))
 }

@@ -19,7 +19,7 @@ use crate::{
 
 const VOCAB_SIZE: usize = 50;
 
-/// What a slot of a page holds: a token, and its place in the text.
+/// The content of a slot of a page: a token, and its place in the text.
 type Slot = Option<(usize, u32)>;
 
 fn mixed(hash: u64, number: u64) -> u64 {

@@ -22,7 +22,7 @@ fn no_page_leaks_and_none_is_shared_wrongly() {
     let mut pool = PagePool::new(NUM_PAGES);
     let hasher = PrefixHasher::default();
     let mut sequences: Vec<Vec<Held>> = (0..24).map(|_| Vec::new()).collect();
-    // What each page holds.
+    // The content of each page.
     let mut contents: HashMap<PageId, Prefix> = HashMap::new();
     for operation in 0..NUM_OPERATIONS {
         let index = below(sequences.len());

@@ -790,15 +790,10 @@ def write_case(name, config, legacy=None):
     print(f"{name}: deviation {logits.std():.2f}, noise {noise:.1e}, {size / 1000:.0f} kB")
 
 
-def main():
+if __name__ == "__main__":
     chosen = set(sys.argv[1:])
     torch.set_num_threads(1)
     logging.disable_progress_bar()
-    for family in FAMILIES:
-        for name, config, *legacy in family():
-            if not chosen or name in chosen:
-                write_case(name, config, *legacy)
-
-
-if __name__ == "__main__":
-    main()
+    for name, config, *legacy in (case for family in FAMILIES for case in family()):
+        if not chosen or name in chosen:
+            write_case(name, config, *legacy)
