@@ -36,15 +36,30 @@ impl<'t> Tensor<'t> {
     /// Indices must be in range and distinct. If some are equal, the elements there are undefined.
     #[track_caller]
     pub fn put(self, along: &'static str, indices: Self, values: Self) -> Self {
-        let position = self.position(along);
+        self.scattered(&[along], indices, &indices.axes(), values)
+    }
+
+    /// As [`Tensor::put`], at pairs of indices of two axes. Both lists of indices have the same axes.
+    #[track_caller]
+    pub fn put_pairs(self, along: [&'static str; 2], indices: [Self; 2], values: Self) -> Self {
+        let index_axes = indices[0].axes();
+        let names: Vec<&'static str> = index_axes.iter().map(|axis| axis.name).chain([COMPONENT]).collect();
+        let [first, second] = indices.map(|index| index.unsqueeze(COMPONENT).order(&names));
+        self.scattered(&along, first.concatenate(&[second], COMPONENT), &index_axes, values)
+    }
+
+    #[track_caller]
+    fn scattered(self, along: &[&'static str], indices: Self, index_axes: &[Axis], values: Self) -> Self {
+        let positions: Vec<usize> = along.iter().map(|name| self.position(name)).collect();
         let own = self.axes();
-        let index_axes = indices.axes();
-        let rest = own.iter().filter(|axis| axis.name != along).map(|axis| axis.name);
+        let rest = own.iter().filter(|axis| !along.contains(&axis.name)).map(|axis| axis.name);
         let order: Vec<&'static str> = index_axes.iter().map(|axis| axis.name).chain(rest).collect();
+        let mut inserted = positions.clone();
+        inserted.sort_unstable();
         let dims = ScatterDims {
             update_window_dims: (index_axes.len()..order.len()).collect(),
-            inserted_window_dims: vec![position],
-            scatter_dims_to_operand_dims: vec![position],
+            inserted_window_dims: inserted,
+            scatter_dims_to_operand_dims: positions,
             index_vector_dim: index_axes.len(),
         };
         let op = Op::Scatter { dims, kind: ScatterKind::Replace };

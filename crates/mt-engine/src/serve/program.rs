@@ -274,6 +274,17 @@ impl ServePrograms {
         pools.iter().zip(self.pools()).map(output).collect()
     }
 
+    /// A pool with tokens written at `slots`, `i32[written]`, which count all slots of all pages.
+    fn written_to<'t>(&self, pool: Tensor<'t>, slots: Tensor<'t>, written: Tensor<'t>) -> Tensor<'t> {
+        if self.programs.target.is_cpu() && slots.axis(WRITTEN).size > 1 {
+            return written_in_turn(pool, slots, written);
+        }
+        // The pool keeps its shape, since a reshaped one is not updated in place.
+        let page_size = self.sizes.page_size as f64;
+        let page = slots / page_size;
+        pool.put_pairs([PAGE, KV_POSITION], [page, slots - page * page_size], written)
+    }
+
     /// Declares the inputs of rows, and applies the layers to their tokens.
     fn advanced<'t>(&self, inputs: &Inputs<'t>, rows: usize, length: usize, pages: usize) -> Advanced<'t> {
         let PoolSizes { page_size, reaches, max_length, .. } = &self.sizes;
@@ -330,16 +341,32 @@ impl ServePrograms {
             let names: Vec<&'static str> =
                 spec.axes.iter().map(|own| if own.name == PAGE { BATCH } else { own.name }).collect();
             let written = written.order(&names).merge(&[BATCH, KV_POSITION], WRITTEN);
-            let pages: Vec<Axis> =
-                spec.axes.iter().filter(|own| [PAGE, KV_POSITION].contains(&own.name)).copied().collect();
-            pool.merge(&[PAGE, KV_POSITION], POOL_SLOT)
-                .put(POOL_SLOT, slots, written)
-                .split(POOL_SLOT, &pages)
+            self.written_to(pool, slots, written)
         });
         let updated: Vec<Tensor<'t>> = updated.collect();
         let pools = self.pool_outputs(inputs, &updated);
         Advanced { parameters, hidden: made.hidden, pools, after: before + count }
     }
+}
+
+/// A pool with tokens written one after another. XLA's CPU compiler updates the carry of a loop in place, and copies
+/// whole pools for a scatter behind other axes.
+fn written_in_turn<'t>(pool: Tensor<'t>, slots: Tensor<'t>, written: Tensor<'t>) -> Tensor<'t> {
+    let pages: Vec<Axis> =
+        pool.axes().iter().filter(|own| [PAGE, KV_POSITION].contains(&own.name)).copied().collect();
+    let count = slots.axis(WRITTEN).size;
+    let carry = [pool.region().integer(DType::I32, 0), pool.merge(&[PAGE, KV_POSITION], POOL_SLOT)];
+    let [_, pool] = pool.region().while_loop(
+        Some(count as f64),
+        carry,
+        |_, [index, _]| index.less(count as f64),
+        |_, [index, pool]| {
+            let slot = slots.dynamic_slice(WRITTEN, index, 1).squeeze(WRITTEN);
+            let token = written.dynamic_slice(WRITTEN, index, 1).rename(WRITTEN, POOL_SLOT);
+            [index + 1.0, pool.dynamic_update(POOL_SLOT, slot, token)]
+        },
+    );
+    pool.split(POOL_SLOT, &pages)
 }
 
 fn pool_name(spec: &StateSpec) -> String {
