@@ -1,6 +1,9 @@
 //! Effects of single keys, and the notes about keys without effect.
 
-use mt_config::{AttentionBlocks, Config, ConfigError, Hardware, MatmulPrecision, Request, TrainConfig};
+use mt_config::{
+    AttentionBlocks, Config, ConfigError, DecodeConfig, Hardware, MatmulPrecision, Request, ServeGroup,
+    TrainConfig,
+};
 use serde_json::json;
 
 fn resolved(arguments: &[&str]) -> Config {
@@ -34,7 +37,7 @@ fn the_name_of_a_run_is_one_line() {
 
 #[test]
 fn an_empty_list_of_prompts_is_a_mistake_where_it_is_given() {
-    let decode = |arguments: &[&str]| mt_config::DecodeConfig::from_config(&resolved(arguments));
+    let decode = |arguments: &[&str]| DecodeConfig::from_config(&resolved(arguments));
     check_message(
         &decode(&["prompts=[]"]).unwrap_err().to_string(),
         &["`prompts` is `[]`", "names no prompt"],
@@ -63,7 +66,7 @@ fn what_asks_for_something_unbuilt_is_refused() {
     for (setting, feature) in [
         ("expansion_factor_real_data=2", "hosts that read no data"),
         ("hf_access_token=abc", "the Hugging Face hub"),
-        ("multi_sampling=true", "several answers from one prefill"),
+        ("prefix_caching_dram_byte=1000", "prefix caches in host memory"),
     ] {
         let error = training(&[setting]).unwrap_err().to_string();
         check_message(&error, &[feature, "not built yet"]);
@@ -73,7 +76,9 @@ fn what_asks_for_something_unbuilt_is_refused() {
         "checkpoint_storage_use_zarr3=false",
         "expansion_factor_real_data=1",
         "hf_access_token=",
-        "multi_sampling=false",
+        "multi_sampling=true",
+        "prefix_caching_dram_byte=0",
+        "use_chunked_prefill=true",
         "checkpoint_storage_use_ocdbt=true",
         "model_name=gpt3-52k",
     ] {
@@ -83,6 +88,55 @@ fn what_asks_for_something_unbuilt_is_refused() {
     let cpu = resolved(&["optimize_mesh_for_tpu_v6e=true", "hardware=cpu", "dataset_type=synthetic"]);
     assert!(TrainConfig::from_config(&cpu).is_ok());
     assert!(cpu.notes()[0].contains("has no effect without `hardware=auto` or `hardware=tpu`"));
+}
+
+#[test]
+fn the_cache_of_a_server_has_the_size_that_is_set() {
+    type Sizes = (Option<u64>, Option<usize>, Option<usize>, Option<usize>);
+    let serve = |arguments: &[&str]| DecodeConfig::from_config(&resolved(arguments)).map(|keys| keys.serve);
+    let sizes = |serve: &ServeGroup| -> Sizes {
+        (serve.cache_bytes(), serve.num_pages(), serve.page_size(), serve.pages_per_sequence())
+    };
+    let check = |arguments: &[&str], expected: Sizes| {
+        assert_eq!(sizes(&serve(arguments).unwrap()), expected, "{arguments:?}");
+    };
+    check(&[], (None, None, None, None));
+    check(&["prefix_caching_hbm_byte=1e9"], (Some(1_000_000_000), None, None, None));
+    // MaxText's defaults count if they are set for this command.
+    check(&["pagedattn_num_pages=64", "pagedattn_tokens_per_page=32"], (None, Some(64), Some(32), None));
+    check(&["pagedattn_max_pages_per_group=4"], (None, None, None, Some(4)));
+    check(&["pagedattn_max_pages_per_group=-1"], (None, None, None, None));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("base.yml");
+    std::fs::write(&path, "pagedattn_num_pages: 64\nprefix_caching_hbm_byte: 10000000000\n").unwrap();
+    check(&[path.to_str().unwrap()], (None, None, None, None));
+    for (arguments, fragments) in [
+        (
+            &["prefix_caching_hbm_byte=1e9", "pagedattn_num_pages=64"][..],
+            ["`prefix_caching_hbm_byte` is", "`pagedattn_num_pages` is `64`"],
+        ),
+        (&["pagedattn_max_pages_per_group=0"], ["`pagedattn_max_pages_per_group` is `0`", "at least 1"]),
+    ] {
+        check_message(&serve(arguments).unwrap_err().to_string(), &fragments);
+    }
+}
+
+#[test]
+fn servers_keep_prefixes_unless_they_are_told() {
+    let keeps = |arguments: &[&str]| {
+        DecodeConfig::from_config(&resolved(arguments)).unwrap().serve.enable_prefix_caching
+    };
+    assert_eq!(keeps(&[]), None);
+    assert_eq!(keeps(&["enable_prefix_caching=true"]), Some(true));
+    assert_eq!(keeps(&["enable_prefix_caching=false"]), Some(false));
+    for (setting, note) in [
+        ("use_chunked_prefill=true", "has no effect here: `maxtext serve` reads all prompts in pieces"),
+        ("multi_sampling=true", "has no effect here: `maxtext serve` always draws"),
+    ] {
+        let notes = resolved(&[setting]).notes();
+        assert!(notes.len() == 1 && notes[0].contains(note), "{notes:?}");
+    }
+    assert_eq!(resolved(&["prefill_chunk_size=64"]).notes(), Vec::<String>::new());
 }
 
 #[test]

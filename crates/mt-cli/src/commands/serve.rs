@@ -5,7 +5,7 @@ use std::{env, fs, net::TcpListener, path::Path, sync::Arc, time::Duration};
 use mt_config::{Config, DecodeConfig, Origin};
 use mt_engine::{
     EngineError, EngineOptions, LoadedModel, PromptBounds, load_model,
-    serve::{EngineHandle, SERVE_PROGRAMS, ServeOptions},
+    serve::{CacheSize, EngineHandle, SERVE_PROGRAMS, ServeOptions},
 };
 use mt_runtime::CompileSettings;
 use mt_server::{ApiKeys, Generator, ServedModel, Server, ServerEvent, ServerLimits, SingleGenerator};
@@ -61,7 +61,9 @@ pub fn run(mut command: Serve) -> Result<(), Failure> {
     tokenizer.check_vocab_size(decode.model.vocab_size)?;
     let loaded = load_model(&decode.loading(), &mut say_installation)?;
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
-    let bounds = PromptBounds::of(&decode, &*loaded.model);
+    let step = loaded.step.map_or_else(String::new, |step| format!(" of step {step}"));
+    say!("serving the checkpoint{step}: {}", loaded.checkpoint.display());
+    let (generator, bounds) = generator(loaded, &decode, tokenizer.vocab_size())?;
     let mut end_tokens = tokenizer.end_ids().clone();
     end_tokens.extend(chat.as_ref().and_then(|chat| chat.end(&tokenizer)));
     let root = decode.checkpoint.parameters_path().or(decode.checkpoint.load_full_state_path.as_deref());
@@ -83,9 +85,6 @@ pub fn run(mut command: Serve) -> Result<(), Failure> {
         say!("note: the tokenizer has no chat template, so only `/v1/completions` answers");
     }
     let name = served.name.clone();
-    let step = loaded.step.map_or_else(String::new, |step| format!(" of step {step}"));
-    say!("serving the checkpoint{step}: {}", loaded.checkpoint.display());
-    let generator = generator(loaded, &decode, &served, bounds)?;
     let server = Server {
         served,
         generator,
@@ -103,30 +102,62 @@ pub fn run(mut command: Serve) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The engine: requests join and leave between steps on one device, and follow one another on several.
+/// The engine, and the bounds of prompts that its cache allows. Requests join and leave between steps on one device,
+/// and follow one another on several.
 fn generator(
     loaded: LoadedModel,
     decode: &DecodeConfig,
-    served: &ServedModel,
-    bounds: PromptBounds,
-) -> Result<Arc<dyn Generator>, Failure> {
+    num_choices: usize,
+) -> Result<(Arc<dyn Generator>, PromptBounds), Failure> {
+    let bounds = PromptBounds::of(decode, &*loaded.model);
     let devices = loaded.placement.mesh().num_devices();
     if devices > 1 {
         say!("note: over {devices} devices, requests are answered one after another");
-        return Ok(Arc::new(SingleGenerator::start(loaded, engine_options(decode, served, bounds))?));
+        for key in &decode.serve.given {
+            say!("note: `{key}` has no effect over several devices, where no cache is shared");
+        }
+        let engine = SingleGenerator::start(loaded, engine_options(decode, num_choices, bounds))?;
+        return Ok((Arc::new(engine), bounds));
     }
-    let options = ServeOptions {
-        max_sequences: MAX_BATCH,
-        compile: CompileSettings::of(&decode.debug, &SERVE_PROGRAMS),
-        ..ServeOptions::new(bounds, served.tokenizer.vocab_size())
-    };
-    Ok(Arc::new(EngineHandle::start(loaded.into(), options)?))
+    let engine = EngineHandle::start(loaded.into(), serve_options(decode, num_choices, bounds))?;
+    let allowed = engine.options().prompts;
+    if allowed.max_target_length < bounds.max_target_length {
+        say!(
+            "note: the pages of a sequence hold {} tokens, fewer than the {} of `max_target_length`",
+            allowed.max_target_length,
+            bounds.max_target_length
+        );
+    }
+    Ok((Arc::new(engine), allowed))
 }
 
-fn engine_options(decode: &DecodeConfig, served: &ServedModel, prompts: PromptBounds) -> EngineOptions {
+fn serve_options(decode: &DecodeConfig, num_choices: usize, prompts: PromptBounds) -> ServeOptions {
+    let keys = &decode.serve;
+    let page_size = keys.page_size().unwrap_or(ServeOptions::PAGE_SIZE);
+    let longest = keys.pages_per_sequence().map_or(usize::MAX, |pages| pages.saturating_mul(page_size));
+    let max_target_length = prompts.max_target_length.min(longest);
+    let defaults = ServeOptions::new(PromptBounds { max_target_length, ..prompts }, num_choices);
+    let cache = match (keys.num_pages(), keys.cache_bytes()) {
+        (Some(pages), _) => CacheSize::Pages(pages),
+        (None, Some(bytes)) => CacheSize::Bytes(bytes),
+        (None, None) => defaults.cache,
+    };
+    ServeOptions {
+        page_size,
+        cache,
+        max_sequences: MAX_BATCH,
+        prefill_chunk_size: keys.prefill_chunk_size,
+        enable_prefix_caching: keys.enable_prefix_caching.unwrap_or(defaults.enable_prefix_caching),
+        enable_model_warmup: keys.enable_model_warmup,
+        compile: CompileSettings::of(&decode.debug, &SERVE_PROGRAMS),
+        ..defaults
+    }
+}
+
+fn engine_options(decode: &DecodeConfig, num_choices: usize, prompts: PromptBounds) -> EngineOptions {
     EngineOptions {
         prompts,
-        num_choices: served.tokenizer.vocab_size(),
+        num_choices,
         max_batch: MAX_BATCH,
         compile: CompileSettings::of(&decode.debug, &["prefill", "decode_step"]),
     }

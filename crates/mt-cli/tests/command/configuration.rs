@@ -274,7 +274,7 @@ fn commands_are_checked() {
 fn features_that_are_not_built_are_refused_by_name() {
     check_wrong(
         &["config", "check", "attention=paged", "dataset_type=synthetic"],
-        &["a paged cache is not built yet"],
+        &["paged attention outside of serving is not built yet", "`maxtext serve` has pages"],
     );
 }
 

@@ -96,7 +96,7 @@ fn impossible_requests_are_refused() {
         &["estimate", "model_name=llama2-7b", "compile_topology=v5e-16", "ici_fsdp_parallelism=32"],
         &["`ici_fsdp_parallelism=32`", "16"],
     );
-    check_wrong(&["estimate", "attention=paged"], &["a paged cache is not built yet"]);
+    check_wrong(&["estimate", "attention=paged"], &["paged attention outside of serving is not built yet"]);
     check_wrong(&["estimate", "--mfu", "0"], &["--mfu"]);
     check_wrong(&["estimate", "steps=3", "--mfu", "120"], &["`--mfu` is `120`", "percent"]);
     check_wrong(&["train", "compile_topology=v5e-4"], &["`compile_topology` is `v5e-4`", "estimate"]);

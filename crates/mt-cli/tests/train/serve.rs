@@ -134,6 +134,27 @@ fn a_run_is_served() {
 }
 
 #[test]
+fn keys_set_pieces_and_pages() {
+    let sandbox = Sandbox::new();
+    sandbox.train("run", &["steps=2", "max_target_length=64"]).succeeded();
+    let decode =
+        ["decode", "--json", "load_parameters_path=runs/run", "prompt=the river", "max_target_length=20"];
+    let decoded = outcome(&mut sandbox.program(&decode)).succeeded();
+    let decoded: Value = serde_json::from_str(&decoded.output).unwrap();
+    // Five pages of 8 tokens hold sequences of 40.
+    let keys = ["prefill_chunk_size=4", "pagedattn_tokens_per_page=8", "pagedattn_num_pages=5"];
+    let server = Server::start(&sandbox, &keys);
+    for _ in 0..2 {
+        let body = json!({ "prompt": "the river", "max_tokens": 10, "temperature": 0 });
+        let (status, answer) = server.post("/v1/completions", &body);
+        assert_eq!((status, &answer["choices"][0]["text"]), (200, &decoded["text"]), "{answer}");
+    }
+    let (status, long) = server.post("/v1/completions", &json!({ "prompt": "x".repeat(50) }));
+    assert_eq!((status, &long["error"]["code"]), (400, &json!("context_length_exceeded")), "{long}");
+    server.end();
+}
+
+#[test]
 fn mistakes_are_refused() {
     let sandbox = Sandbox::new();
     sandbox.train("run", &["steps=1"]).succeeded();
@@ -147,6 +168,9 @@ fn mistakes_are_refused() {
     check(&["--port", "99999"], &["`--port` is `99999`"]);
     check(&["--api-key-file", "missing"], &["cannot read the API keys in `missing`"]);
     check(&["use_chat_template=true", "--port", "0"], &["the tokenizer", "has none"]);
+    let sizes = ["prefix_caching_hbm_byte=1e6", "pagedattn_num_pages=4", "--port", "0"];
+    check(&sizes, &["`prefix_caching_hbm_byte` is", "`pagedattn_num_pages` is `4`"]);
+    check(&["prefix_caching_dram_byte=1e6", "--port", "0"], &["prefix caches in host memory are not built"]);
     outcome(&mut sandbox.program(&["serve"])).failed(2, &["no key names a model"]);
     let unreachable = ["bench", "serve", "--url", "https://example.org"];
     let refused = Command::new(env!("CARGO_BIN_EXE_maxtext")).args(unreachable).output().unwrap();

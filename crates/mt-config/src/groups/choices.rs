@@ -197,8 +197,8 @@ choice! {
     not built {
         "cudnn_flash_te": "cuDNN attention",
         "cudnn_flash_jax": "cuDNN attention",
-        "paged": features::PAGED_CACHE,
-        "vllm_rpa": features::PAGED_CACHE,
+        "paged": features::PAGED_ATTENTION,
+        "vllm_rpa": features::PAGED_ATTENTION,
     }
 }
 

@@ -24,6 +24,7 @@ pub(crate) mod ramp;
 mod remat;
 mod reward;
 mod run;
+mod serve;
 mod space;
 mod whole;
 
@@ -75,6 +76,7 @@ pub use run::{
     BroughtTokenizer, CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of,
     saved_config_path, token_numbers_path, tokenizer_directory,
 };
+pub use serve::ServeGroup;
 pub use space::{OptimizerSpace, is_published_model};
 pub use whole::{DecodeConfig, LoadConfig, TrainConfig};
 
@@ -107,6 +109,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("PlacementGroup", PlacementGroup::KEYS, "train and decode"),
     ("ContextGroup", ContextGroup::KEYS, "train"),
     ("DecodeGroup", DecodeGroup::KEYS, "decode"),
+    ("ServeGroup", ServeGroup::KEYS, "serve"),
     ("LogitsGroup", LogitsGroup::KEYS, "logits"),
     ("MonitorGroup", MonitorGroup::KEYS, "train"),
     ("DebugGroup", DebugGroup::KEYS, "train and decode"),

@@ -7,7 +7,7 @@ use mt_shape::Topology;
 use super::{
     AheadGroup, AttentionType, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType,
     DebugGroup, DecodeGroup, DistillationGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup,
-    PlacementGroup, PreferenceGroup, RewardGroup, RunGroup, TokenizerGroup, TokenizerType,
+    PlacementGroup, PreferenceGroup, RewardGroup, RunGroup, ServeGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -69,7 +69,7 @@ command! {
 }
 
 command! {
-    /// The configuration of `maxtext decode`.
+    /// The configuration of commands that generate text, such as `maxtext decode`.
     pub struct DecodeConfig {
         pub run: RunGroup,
         pub model: ModelGroup,
@@ -77,6 +77,7 @@ command! {
         pub checkpoint: CheckpointGroup,
         pub placement: PlacementGroup,
         pub decode: DecodeGroup,
+        pub serve: ServeGroup,
         pub debug: DebugGroup,
     }
 }

@@ -6,7 +6,6 @@ pub(crate) const AUDIO_MODELS: &str = "audio models";
 pub(crate) const BENCHMARKS_OF_INFERENCE: &str = "benchmarks of inference";
 pub(crate) const BLOCK_DIFFUSION: &str = "generation by block diffusion";
 pub(crate) const BLOCKS_UNLIKE_THEIR_FAMILYS: &str = "changes to a family's blocks";
-pub(crate) const CHUNKED_PREFILL: &str = "prefill in pieces";
 pub(crate) const CLOUD_STORAGE: &str = "cloud storage";
 pub(crate) const CONTINUOUS_CHECKPOINTS: &str = "continuous checkpoints";
 pub(crate) const CONVERSATIONS: &str = "conversations as training data";
@@ -30,9 +29,9 @@ pub(crate) const MOVING_OLD_CHECKPOINTS_ASIDE: &str = "moving old checkpoints as
 pub(crate) const MULTIMODAL_MODELS: &str = "multimodal models";
 pub(crate) const MULTI_TIER_CHECKPOINTS: &str = "multi-tier checkpoints";
 pub(crate) const OLMO_DATA: &str = "OLMo data";
-pub(crate) const PAGED_CACHE: &str = "a paged cache";
+pub(crate) const PAGED_ATTENTION: &str = "paged attention outside of serving";
 pub(crate) const PIPELINE_PARALLELISM: &str = "pipeline parallelism";
-pub(crate) const PREFIX_CACHING: &str = "prefix caching";
+pub(crate) const PREFIX_CACHES_IN_HOST_MEMORY: &str = "prefix caches in host memory";
 pub(crate) const PROCESSES: &str = "several processes";
 pub(crate) const PROFILES_BY_NSYS: &str = "profiles by Nsight Systems";
 pub(crate) const PROFILES_OVER_A_PORT: &str = "profiles over a network port";
@@ -45,8 +44,6 @@ pub(crate) const REINFORCEMENT_LEARNING: &str = "reinforcement learning";
 pub(crate) const RESTORING_ON_ONE_REPLICA: &str = "restoring on one replica";
 pub(crate) const RING_ATTENTION: &str = "ring attention";
 pub(crate) const SAVED_PREFILL_CACHES: &str = "saved prefill caches";
-pub(crate) const SEVERAL_ANSWERS_FROM_ONE_PREFILL: &str = "several answers from one prefill";
-pub(crate) const SERVING: &str = "serving";
 pub(crate) const SERVING_ON_SEPARATE_SLICES: &str = "serving on separate slices";
 pub(crate) const SEVERAL_COLUMNS: &str = "documents from several columns";
 pub(crate) const SPARSE_WEIGHTS: &str = "sparse weights";
@@ -65,11 +62,21 @@ const INSTEAD: &[(&str, &str)] = &[
         HUB_DATASETS,
         "download the files and use `hf_path=parquet hf_train_files='data/*.parquet'`, or `text` or `json`",
     ),
+    (LOG_PROBABILITIES_OF_DECODED_TOKENS, "ask `maxtext serve` for them, with `logprobs` in each request"),
+    (
+        PAGED_ATTENTION,
+        "use `attention=autoselected`, `attention=dot_product` or `attention=flash`; the cache of `maxtext serve` has \
+         pages with each of them",
+    ),
+    (PREFIX_CACHES_IN_HOST_MEMORY, "give the cache more device memory with `prefix_caching_hbm_byte`"),
     (
         PROFILES_BY_NSYS,
         "leave the key out and run `nsys profile maxtext train …`, which profiles the whole run; or use `profiler=xplane`",
     ),
-    (SEVERAL_ANSWERS_FROM_ONE_PREFILL, "set `decode_num_samples` to the number of answers to each prompt"),
+    (
+        SERVING_ON_SEPARATE_SLICES,
+        "leave the key out: `maxtext serve` prefills and generates on the same device, a piece of a prompt at a time",
+    ),
     (SEVERAL_COLUMNS, "name the column that holds the text, such as `train_data_columns=text`"),
 ];
 

@@ -1,7 +1,10 @@
 //! Sequence lengths, prompts and sampling.
 
 use super::{KeyGroup, encoder, features};
-use crate::{groups::SamplingStrategy, key::Key};
+use crate::{
+    groups::SamplingStrategy,
+    key::{Key, Literal},
+};
 
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
@@ -62,7 +65,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .acts_on("decoding")
                 .may_change(),
             Key::boolean("use_chunked_prefill", false, "Process a prompt in pieces.")
-                .refused(features::CHUNKED_PREFILL)
+                .no_effect_here(
+                    "`maxtext serve` reads all prompts in pieces of `prefill_chunk_size`, and `maxtext decode` reads them \
+                     whole",
+                )
                 .acts_on("decoding")
                 .may_change(),
             Key::boolean(
@@ -92,19 +98,19 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "prefill_chunk_size",
                 256,
-                "Number of tokens in a piece of a prompt when `use_chunked_prefill` is set.",
+                "The most prompt tokens that `maxtext serve` reads in one step. Longer prompts are read in pieces, \
+                 between which other answers go on.",
             )
             .at_least(1.0)
-            .refused(features::CHUNKED_PREFILL)
-            .only_with("use_chunked_prefill", &[])
-            .acts_on("decoding")
+            .at_most(16_777_216.0)
+            .acts_on("server")
             .may_change(),
             Key::boolean(
                 "enable_model_warmup",
                 false,
-                "Compile all programs and run them once before the first request is answered.",
+                "Compile the programs of greedy answers, in all sizes, before `maxtext serve` says that it is ready; \
+                 otherwise requests wait for the programs that they are the first to need.",
             )
-            .refused(features::SERVING)
             .acts_on("server")
             .may_change(),
             Key::boolean(
@@ -119,7 +125,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("server")
             .may_change(),
             Key::boolean("multi_sampling", false, "Draw several answers from one pass over the prompt.")
-                .refused(features::SEVERAL_ANSWERS_FROM_ONE_PREFILL)
+                .no_effect_here(
+                    "`maxtext serve` always draws the `n` answers of a request from one pass over its prompt; the number \
+                     of answers of `maxtext decode` is `decode_num_samples`",
+                )
                 .acts_on("decoding")
                 .may_change(),
         ],
@@ -232,8 +241,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "inference_server",
                 "MaxtextInterleavedServer",
-                "Placement of prefill and generation in a server: on the same devices or on separate \
-                 slices.",
+                "Placement of prefill and generation in a server: on the same devices \
+                 (`MaxtextInterleavedServer`) or on separate slices.",
             )
             .refused(features::SERVING_ON_SEPARATE_SLICES)
             .acts_on("server")
@@ -325,23 +334,21 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Prefix cache",
         prefix: None,
         keys: &[
-            Key::boolean(
+            Key::optional_boolean(
                 "enable_prefix_caching",
-                false,
-                "Keep the caches of prompts, so that a prompt with the same beginning reuses \
-                 them.",
+                "Keep the cached pages of prompts, so that `maxtext serve` does not read the same beginning again. None \
+                 keeps them, until other requests need the memory.",
             )
-            .refused(features::PREFIX_CACHING)
+            .maxtext_default(Literal::Bool(false))
             .acts_on("server")
             .may_change(),
             Key::integer(
                 "prefix_caching_hbm_byte",
                 10000000000,
-                "Device memory for kept caches of prompts, in bytes.",
+                "Device memory of the cache of `maxtext serve`, in bytes, for running requests and kept prompts together; \
+                 2 GiB if it is not set. A file may repeat the default, which then counts as not set.",
             )
-            .at_least(0.0)
-            .refused(features::PREFIX_CACHING)
-            .only_with("enable_prefix_caching", &[])
+            .at_least(1.0)
             .acts_on("server")
             .may_change(),
             Key::integer(
@@ -350,8 +357,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Host memory for kept caches of prompts, in bytes.",
             )
             .at_least(0.0)
-            .refused(features::PREFIX_CACHING)
-            .only_with("enable_prefix_caching", &[])
+            .neutral(&[Literal::Integer(0)])
+            .refused(features::PREFIX_CACHES_IN_HOST_MEMORY)
             .acts_on("server")
             .may_change(),
         ],

@@ -373,18 +373,26 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "Paged cache",
         prefix: None,
         keys: &[
-            Key::integer("pagedattn_num_pages", 64, "Number of pages of the KV cache.")
-                .at_least(1.0)
-                .refused(features::PAGED_CACHE)
-                .only_with("attention", &["paged"])
-                .acts_on("decoding")
-                .may_change(),
-            Key::integer("pagedattn_tokens_per_page", 32, "Number of tokens per page of the cache.")
-                .at_least(1.0)
-                .refused(features::PAGED_CACHE)
-                .only_with("attention", &["paged"])
-                .acts_on("decoding")
-                .may_change(),
+            Key::integer(
+                "pagedattn_num_pages",
+                64,
+                "Number of pages of the cache of `maxtext serve`, instead of `prefix_caching_hbm_byte`. A file may \
+                 repeat the default, which then counts as not set.",
+            )
+            .at_least(1.0)
+            .at_most(16_777_216.0)
+            .acts_on("server")
+            .may_change(),
+            Key::integer(
+                "pagedattn_tokens_per_page",
+                32,
+                "Number of tokens in a page of the cache of `maxtext serve`; 16 if it is not set. A file may repeat the \
+                 default, which then counts as not set.",
+            )
+            .at_least(1.0)
+            .at_most(65_536.0)
+            .acts_on("server")
+            .may_change(),
             Key::integer(
                 "pagedattn_pages_per_compute_block",
                 4,
@@ -396,13 +404,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "pagedattn_max_pages_per_group",
                 -1,
-                "Largest number of pages of one sequence; -1 for as many as \
-                 `max_target_length` needs.",
+                "Largest number of pages of one sequence of `maxtext serve`, prompt and answer together; -1 for as many \
+                 as `max_target_length` needs.",
             )
             .at_least(-1.0)
-            .refused(features::PAGED_CACHE)
-            .only_with("attention", &["paged"])
-            .acts_on("decoding")
+            .acts_on("server")
             .may_change(),
             Key::integer(
                 "pagedattn_head_dim_alignment",

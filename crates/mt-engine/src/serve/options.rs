@@ -74,10 +74,12 @@ impl ServeOptions {
             smaller_sizes(most, FACTOR).into_iter().filter(|size| *size >= least).collect()
         };
         let pages = self.prompts.max_target_length.div_ceil(self.page_size);
+        // No piece is longer than a sequence.
+        let piece = self.prefill_chunk_size.min(self.prompts.max_target_length);
         StepSizes {
             rows: smaller_sizes(self.max_sequences, 2),
             read_rows: smaller_sizes(self.max_sequences.min(16), FACTOR),
-            lengths: down_to(self.prefill_chunk_size.min(16), self.prefill_chunk_size),
+            lengths: down_to(piece.min(16), piece),
             pages: down_to(pages.div_ceil(FACTOR * FACTOR), pages),
         }
     }
