@@ -47,7 +47,7 @@ impl ServeGroup {
     }
 
     fn is_given(&self, key: &str) -> bool {
-        self.given.iter().any(|given| *given == key)
+        self.given.contains(&key)
     }
 
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
