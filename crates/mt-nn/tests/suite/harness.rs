@@ -167,7 +167,7 @@ where
     let arrays: Vec<HostArray> = all.into_iter().map(|(_, array)| array).collect();
     // The CPU's compiler knows this operation of TPUs, but cannot run it. Under another name, the function that the
     // operation states as its meaning takes its place.
-    let program = Program { text: program.text.replace("chlo.ragged_dot", "grouped"), ..program };
+    let program = Program { text: program.text.replace("chlo.ragged_dot", "test.grouped"), ..program };
     let mut results = testing::run(&program, &arrays).unwrap();
     let gradients = results.split_off(1);
     (results.remove(0), gradients)
