@@ -142,7 +142,7 @@ def messages():
         last = stream.get_final_message()
     assert text == whole.content[0].text and last.usage.output_tokens == 10
     counted = claude.messages.count_tokens(model=MODEL, system="Be brief.", messages=MESSAGES)
-    assert counted.input_tokens == whole.usage.input_tokens
+    assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
 
 
 def expect(kind, call, fragment):
