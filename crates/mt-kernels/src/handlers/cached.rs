@@ -62,27 +62,12 @@ fn attention_to_cache<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
     };
     let (segments, sinks) = (segments.gathered(segment_data)?, sinks.gathered(sink_data)?);
     let cached_segments = cached_segments.gathered(cached_data)?;
-    let keys = |view: &View, shape: Shape| -> Result<Operand<'_, E>, Fault> {
-        Ok(Operand::keys(view.elements(call)?, view.positions_first(), shape))
+    let kept = Cache::Slots {
+        slot: (slot.max(0) as usize).min(slots.saturating_sub(1)),
+        segments: &segments,
+        cached_segments: &cached_segments,
     };
-    let inputs = CachedInputs {
-        query: Operand::queries(query.elements(call)?, query.positions_first(), shape),
-        key: keys(key, shape)?,
-        value: keys(value, shape)?,
-        cached_key: keys(cached_key, cache)?,
-        cached_value: keys(cached_value, cache)?,
-        cache: Cache::Slots {
-            slot: (slot.max(0) as usize).min(slots.saturating_sub(1)),
-            segments: &segments,
-            cached_segments: &cached_segments,
-        },
-        sinks: &sinks,
-    };
-    let (mask, soft_cap) = mask_and_cap(call)?;
-    let options = Options { shape, mask, soft_cap, instructions: Instructions::best() };
-    let context = Outcome::queries(result::<E>(call, 0)?, Strides::heads_first(shape), shape);
-    attention::attend_to_cache(&call.team(), &options, &inputs, &context);
-    Ok(())
+    attend::<E>(call, [query, key, value, cached_key, cached_value], [shape, cache], kept, &sinks)
 }
 
 fn attention_to_pages<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
@@ -110,6 +95,18 @@ fn attention_to_pages<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
     if !table.iter().all(is_in_range) || numbers.len() != batch || !numbers.iter().all(fits) {
         return Err("a table names a page that does not exist, or has too few pages".to_owned());
     }
+    let kept = Cache::Pages { page_size, before: &numbers, table: &table };
+    attend::<E>(call, [query, key, value, cached_key, cached_value], [shape, cache], kept, &sinks)
+}
+
+/// Attends from queries to the keys of the call and to kept ones, with the shapes of both.
+fn attend<E: BufferElement>(
+    call: &Call<'_>,
+    [query, key, value, cached_key, cached_value]: [&View; 5],
+    [shape, cached]: [Shape; 2],
+    cache: Cache<'_>,
+    sinks: &[f32],
+) -> Result<(), Fault> {
     let keys = |view: &View, shape: Shape| -> Result<Operand<'_, E>, Fault> {
         Ok(Operand::keys(view.elements(call)?, view.positions_first(), shape))
     };
@@ -117,10 +114,10 @@ fn attention_to_pages<E: BufferElement>(call: &Call<'_>) -> Result<(), Fault> {
         query: Operand::queries(query.elements(call)?, query.positions_first(), shape),
         key: keys(key, shape)?,
         value: keys(value, shape)?,
-        cached_key: keys(cached_key, cache)?,
-        cached_value: keys(cached_value, cache)?,
-        cache: Cache::Pages { page_size, before: &numbers, table: &table },
-        sinks: &sinks,
+        cached_key: keys(cached_key, cached)?,
+        cached_value: keys(cached_value, cached)?,
+        cache,
+        sinks,
     };
     let (mask, soft_cap) = mask_and_cap(call)?;
     let options = Options { shape, mask, soft_cap, instructions: Instructions::best() };
