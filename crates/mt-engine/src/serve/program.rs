@@ -276,13 +276,39 @@ impl ServePrograms {
 
     /// A pool with tokens written at `slots`, `i32[written]`, which count all slots of all pages.
     fn written_to<'t>(&self, pool: Tensor<'t>, slots: Tensor<'t>, written: Tensor<'t>) -> Tensor<'t> {
-        if self.programs.target.is_cpu() && slots.axis(WRITTEN).size > 1 {
-            return written_in_turn(pool, slots, written);
+        if self.writes_in_turn(slots) {
+            let pages: Vec<Axis> =
+                pool.axes().iter().filter(|own| [PAGE, KV_POSITION].contains(&own.name)).copied().collect();
+            let flat = pool.merge(&[PAGE, KV_POSITION], POOL_SLOT);
+            return put_in_turn(flat, POOL_SLOT, slots, written).split(POOL_SLOT, &pages);
         }
         // The pool keeps its shape, since a reshaped one is not updated in place.
         let page_size = self.sizes.page_size as f64;
         let page = slots / page_size;
         pool.put_pairs([PAGE, KV_POSITION], [page, slots - page * page_size], written)
+    }
+
+    /// A pool without pages, with the entries of all rows replaced.
+    fn with_entries<'t>(&self, pool: Tensor<'t>, entries: Tensor<'t>, made: Tensor<'t>) -> Tensor<'t> {
+        match self.writes_in_turn(entries) {
+            true => {
+                let order: Vec<&'static str> = pool
+                    .axes()
+                    .iter()
+                    .map(|own| if own.name == ENTRY_OF_SEQUENCE { BATCH } else { own.name })
+                    .collect();
+                let (entries, made) =
+                    (entries.rename(BATCH, WRITTEN), made.order(&order).rename(BATCH, WRITTEN));
+                put_in_turn(pool, ENTRY_OF_SEQUENCE, entries, made)
+            }
+            false => pool.put(ENTRY_OF_SEQUENCE, entries, made),
+        }
+    }
+
+    /// Whether elements are written one after another. XLA's CPU compiler updates the carry of a loop in place, and
+    /// copies whole pools for a scatter behind other axes.
+    fn writes_in_turn(&self, indices: Tensor<'_>) -> bool {
+        self.programs.target.is_cpu() && indices.axes()[0].size > 1
     }
 
     /// Declares the inputs of rows, and applies the layers to their tokens.
@@ -333,7 +359,7 @@ impl ServePrograms {
         let made = self.programs.model.hidden(&parameters, tokens, forward);
         let updated = pools.into_iter().zip(self.pools()).zip(made.state).map(|((pool, spec), written)| {
             let Kept::Slots { reach } = spec.kept else {
-                return pool.put(ENTRY_OF_SEQUENCE, entries, written);
+                return self.with_entries(pool, entries, written);
             };
             let index = reaches.iter().position(|(other, _)| *other == reach);
             let slots = range(columns.slots(index.expect("each reach has a pool")), POSITION);
@@ -349,24 +375,25 @@ impl ServePrograms {
     }
 }
 
-/// A pool with tokens written one after another. XLA's CPU compiler updates the carry of a loop in place, and copies
-/// whole pools for a scatter behind other axes.
-fn written_in_turn<'t>(pool: Tensor<'t>, slots: Tensor<'t>, written: Tensor<'t>) -> Tensor<'t> {
-    let pages: Vec<Axis> =
-        pool.axes().iter().filter(|own| [PAGE, KV_POSITION].contains(&own.name)).copied().collect();
-    let count = slots.axis(WRITTEN).size;
-    let carry = [pool.region().integer(DType::I32, 0), pool.merge(&[PAGE, KV_POSITION], POOL_SLOT)];
+/// A pool with `values` at `indices`, `i32[written]`, of the axis `along`, written one after another.
+fn put_in_turn<'t>(
+    pool: Tensor<'t>,
+    along: &'static str,
+    indices: Tensor<'t>,
+    values: Tensor<'t>,
+) -> Tensor<'t> {
+    let count = indices.axis(WRITTEN).size;
     let [_, pool] = pool.region().while_loop(
         Some(count as f64),
-        carry,
-        |_, [index, _]| index.less(count as f64),
-        |_, [index, pool]| {
-            let slot = slots.dynamic_slice(WRITTEN, index, 1).squeeze(WRITTEN);
-            let token = written.dynamic_slice(WRITTEN, index, 1).rename(WRITTEN, POOL_SLOT);
-            [index + 1.0, pool.dynamic_update(POOL_SLOT, slot, token)]
+        [pool.region().integer(DType::I32, 0), pool],
+        |_, [number, _]| number.less(count as f64),
+        |_, [number, pool]| {
+            let index = indices.dynamic_slice(WRITTEN, number, 1).squeeze(WRITTEN);
+            let value = values.dynamic_slice(WRITTEN, number, 1).rename(WRITTEN, along);
+            [number + 1.0, pool.dynamic_update(along, index, value)]
         },
     );
-    pool.split(POOL_SLOT, &pages)
+    pool
 }
 
 fn pool_name(spec: &StateSpec) -> String {
