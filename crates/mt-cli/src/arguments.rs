@@ -6,9 +6,9 @@ mod distill;
 mod preference;
 mod serve;
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use mt_config::table;
 use mt_shape::DType;
 
@@ -332,6 +332,30 @@ Examples:
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Arguments {
+    /// Reads the arguments of this process. Ends it after `--help`, `--version` or wrong arguments.
+    pub fn of_process() -> Self {
+        Self::parse_from(with_help_first(std::env::args_os().collect()))
+    }
+}
+
+/// Moves `--help` behind the names of commands, because clap reads all words that follow a key as keys.
+fn with_help_first(mut words: Vec<OsString>) -> Vec<OsString> {
+    let mut commands = Arguments::command();
+    let mut named = 1;
+    while let Some(next) = words.get(named).and_then(|word| commands.find_subcommand(word)) {
+        commands = next.clone();
+        named += 1;
+    }
+    // The hidden command completes words of other commands.
+    let is_help = |word: &OsString| (word == "--help" || word == "-h") && !commands.is_hide_set();
+    if let Some(place) = words.iter().skip(named).position(is_help) {
+        let help = words.remove(named + place);
+        words.insert(named, help);
+    }
+    words
 }
 
 #[derive(Debug, Subcommand)]

@@ -19,7 +19,6 @@ mod progress;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use mt_config::PresetCommand;
 
 use crate::{
@@ -31,7 +30,7 @@ fn main() -> ExitCode {
     // Plugins read environment variables when they are loaded, and only a process with a single thread may set these
     // safely.
     mt_pjrt::prepare_environment();
-    let arguments = Arguments::parse();
+    let arguments = Arguments::of_process();
     match failure::without_panics(|| run(arguments)) {
         Ok(code) => code,
         Err(failure) => {

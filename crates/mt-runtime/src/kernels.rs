@@ -1,6 +1,6 @@
 //! The kernels that programs call on this processor.
 //!
-//! Kernels that can replace each other are timed once per processor model, in about ten milliseconds. The user's cache
+//! Kernels that can replace each other are timed once per processor model, in about 30 milliseconds. The user's cache
 //! holds the times as text, so that every run on a machine makes the same choice. A missing or damaged file is measured
 //! again.
 

@@ -97,6 +97,7 @@ fn help_shows_commands_and_examples() {
         &["train", "--help"],
         &["quick start", "Examples:", "hf_train_files=", "maxtext config explain KEY"],
     );
+    check_output(&["train", "run.yml", "steps=3", "--help"], &["quick start", "Examples:"]);
     check_output(&["decode", "--help"], &["prompt=", "decode_seed"]);
     check_output(&["estimate", "--help"], &["Examples:", "--mfu", "compile_topology=v5p-2048"]);
     check_output(&["tokenizer", "train", "--help"], &["--vocab-size", "--output"]);

@@ -212,6 +212,8 @@ fn memories_keep_the_numbers_of_tokens() {
     maxtext("elsewhere", &logits).succeeded();
     let export = ["checkpoint", "export", run, "--output", "published"];
     maxtext("elsewhere", &export).failed(2, &["no name for the parameter", "engram"]);
+    let export = ["checkpoint", "export", run, "--output", "tokens.json"];
+    maxtext("elsewhere", &export).failed(2, &["cannot write to `tokens.json`", "`--output`"]);
     // The run's parameters begin another run, whose memories have the same numbers.
     let begun = ["steps=1", "load_parameters_path=runs/memories"];
     let without_path: Vec<&str> =

@@ -105,8 +105,14 @@ fn export_adapters(source: &Source, directory: &Path, has_type: bool) -> Result<
     ))
 }
 
-/// Refuses a directory that contains a model or a run, before anything is read.
+/// Refuses a file, or a directory that contains a model or a run, before anything is read.
 fn check_target(directory: &Path) -> Result<(), Failure> {
+    if directory.is_file() {
+        let path = directory.display();
+        return Err(Failure::user(format!(
+            "cannot write to `{path}`: it is a file\nhint: name a directory with `--output`"
+        )));
+    }
     let Ok(entries) = directory.read_dir() else { return Ok(()) };
     let mut names: Vec<String> =
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
