@@ -2,7 +2,8 @@
 //!
 //! Phase: build. [`joint`] turns a graph into one that also computes gradients: the forward nodes, then in reverse
 //! order the vector-Jacobian product of each, from the one table in `rules`. Regions are differentiated into joint
-//! graphs of their own, which `partition` cuts into a forward and a backward region. Remat policies act at that cut.
+//! graphs of their own, which `partition` cuts into a forward and a backward region. Remat policies act at that cut; `split`
+//! opens per-device code to them.
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +13,7 @@ mod manual;
 mod partition;
 mod regions;
 mod rules;
+mod split;
 
 pub use joint::{Joint, joint};
 

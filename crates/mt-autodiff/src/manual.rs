@@ -152,12 +152,13 @@ fn sum_over_devices(builder: &mut Graph, each: ValueId, ty: &TensorType) -> Valu
     builder.convert(sum, ty.dtype)
 }
 
-fn all_axes(manual: &ManualComputation) -> Vec<String> {
+/// The mesh axes of per-device code.
+pub(crate) fn all_axes(manual: &ManualComputation) -> Vec<String> {
     manual.manual_axes.iter().map(|(axis, _)| axis.clone()).collect()
 }
 
 /// A spec that splits the leading of `rank` axes.
-fn over(axes: &[String], rank: usize) -> PartitionSpec {
+pub(crate) fn over(axes: &[String], rank: usize) -> PartitionSpec {
     let rest = vec![Vec::new(); rank - 1];
     PartitionSpec([vec![axes.to_vec()], rest].concat())
 }

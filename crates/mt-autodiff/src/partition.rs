@@ -176,7 +176,8 @@ fn named_values(
     values
 }
 
-fn is_view(op: &Op) -> bool {
+/// Whether an operation only copies, moves or selects elements of its operand.
+pub(crate) fn is_view(op: &Op) -> bool {
     is_copy(op) || matches!(op, Op::Constrain(_) | Op::Slice { .. } | Op::Transpose { .. })
 }
 

@@ -12,6 +12,7 @@ use crate::{
     joint::joint,
     manual::{self, ManualTape},
     partition::{moved, partition, placement},
+    split::split_at_names,
 };
 
 /// The data of a node's forward pass that its backward pass needs.
@@ -73,7 +74,8 @@ pub(crate) fn forward(
     Ok(Some(match &node.op {
         Op::Scan(scan) => forward_scan(builder, scan, operands, active, wanted)?,
         Op::Remat(remat) => {
-            let joint = joint(&remat.body, active, wanted)?;
+            let cut_body = split_at_names(&remat.body, &remat.save);
+            let joint = joint(cut_body.as_ref().unwrap_or(&remat.body), active, wanted)?;
             let all = vec![true; operands.len()];
             let cut = partition(&joint, operands.len(), &remat.save, &all)?;
             let values = builder.inline(&cleaned(&cut.forward)?, operands);
@@ -324,7 +326,8 @@ fn forward_scan(
 ) -> Result<(Vec<ValueId>, Tape), AutodiffError> {
     let body_active = active_scan_inputs(scan, active);
     let cotangents = scan_cotangents(scan, &body_active, wanted);
-    let joint = joint(&scan.body, &body_active, &cotangents)?;
+    let cut_body = split_at_names(&scan.body, &scan.save);
+    let joint = joint(cut_body.as_ref().unwrap_or(&scan.body), &body_active, &cotangents)?;
     let (captured, carry) = (scan.num_captured, scan.num_carry);
     let is_carry = |index: usize| (captured..captured + carry).contains(&index);
     let varying: Vec<bool> = (0..operands.len()).map(is_carry).collect();

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::{Graph, Kernel, Node, Op, Scan, ValueId, While};
+use crate::{Graph, Kernel, ManualComputation, Node, Op, Scan, ValueId, While};
 
 /// The subgraph of `graph` that computes `outputs` from `inputs`, which may be any of its values.
 ///
@@ -117,6 +117,21 @@ fn clean_node(node: &Node, used: &[bool]) -> Node {
             Node {
                 op: Op::Case { branches },
                 operands,
+                results: pick(&node.results, used),
+                scope: node.scope.clone(),
+            }
+        }
+        Op::ManualComputation(op) => {
+            let (body, inputs) = narrowed(&op.body, used);
+            let op = ManualComputation {
+                body: with_inputs(&body, &inputs),
+                manual_axes: op.manual_axes.clone(),
+                input_specs: pick(&op.input_specs, &inputs),
+                output_specs: pick(&op.output_specs, used),
+            };
+            Node {
+                op: Op::ManualComputation(op),
+                operands: pick(&node.operands, &inputs),
                 results: pick(&node.results, used),
                 scope: node.scope.clone(),
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mt_ir::{Collective, CollectiveKind, Graph, ManualComputation, Op, TensorType, Unary};
+use mt_ir::{Collective, CollectiveKind, Graph, ManualComputation, Op, Program, TensorType, Unary};
 use mt_shape::{Axis, DType, HostArray, LogicalAxis, PartitionSpec, axis};
 use mt_trace::{Memory, ProgramOptions, SavePolicy, ScanOptions, Tensor, program};
 
@@ -305,4 +305,65 @@ fn gradients_of_per_device_code_equal_those_of_one_device() {
     for (name, (actual, expected)) in ["loss", "x", "weight"].iter().zip(actual.iter().zip(&expected)) {
         assert_close(name, actual, &expected.to_f64(), 1e-5);
     }
+}
+
+/// The loss of a recomputed layer and its gradients, as above, with the named tensors of its per-device code kept.
+fn recomputed_layer(options: &ProgramOptions, kept: &[&str]) -> Program {
+    let save = SavePolicy::Names(kept.iter().map(|name| ((*name).to_owned(), Memory::Device)).collect());
+    let program = program(options, |inputs| {
+        let x = inputs.input("x", DType::F32, &[BATCH, EMBED], &[row_axis(), None], false);
+        let weight = inputs.input("weight", DType::F32, &[EMBED, MLP], &[None, column_axis()], false);
+        let (loss, [], gradients) =
+            inputs.region().value_and_grad(&leaves(&[x, weight]), |region, leaves_of| {
+                let weight = leaves(&[leaves_of[1].value]);
+                let [output] = region.remat(save, [leaves_of[0].value], &weight, |_, [x], weights| {
+                    let weight = weights[0].value;
+                    let shards = x.shards(&[row_axis(), None]).and(weight.shards(&[None, column_axis()]));
+                    let (rows, columns) = (shards.along("batch").cloned(), shards.along("mlp").cloned());
+                    shards.run([x, weight], |[x, weight]| {
+                        let x = rows.as_ref().map_or(x, |rows| rows.all_gather(x, "batch"));
+                        let hidden = weight.dot(x, &["embed"]).named("hidden");
+                        let active = (hidden.silu() * 3.0).named("active").sin();
+                        let partial = active.contract(weight, &["mlp"]);
+                        match (&rows, &columns) {
+                            // All rows of devices compute the same sums.
+                            (Some(rows), Some(columns)) => [rows
+                                .reduce_scatter(columns.all_reduce(partial), "batch")
+                                / rows.size() as f64],
+                            _ => [partial],
+                        }
+                    })
+                });
+                (output.square().sum_all(), [])
+            });
+        let gradients = tensors(&gradients);
+        vec![
+            inputs.replicated("loss", loss),
+            inputs.replicated("of_x", gradients[0]),
+            inputs.replicated("of_weight", gradients[1]),
+        ]
+    });
+    program.unwrap()
+}
+
+/// Tensors with a name inside per-device code are kept, whatever depends on each other, and not computed again.
+#[test]
+fn named_tensors_of_per_device_code_are_kept() {
+    let inputs = [
+        array(DType::F32, &[8, 8], &numbers(64, -1.0, 1.0)),
+        array(DType::F32, &[8, 6], &numbers(48, -0.5, 0.5)),
+    ];
+    let expected = Compiled::new(recomputed_layer(&options("single_kept"), &[])).run(&inputs);
+    let mut products = Vec::new();
+    for kept in [&[][..], &["hidden"], &["active"], &["hidden", "active"], &["other"]] {
+        let program = recomputed_layer(&options_on("sharded_kept", mesh()), kept);
+        products.push(program.text.matches("stablehlo.dot_general").count());
+        let actual = Compiled::new(program).run(&inputs);
+        for (name, (actual, expected)) in ["loss", "x", "weight"].iter().zip(actual.iter().zip(&expected)) {
+            assert_close(&format!("{name} with {kept:?}"), actual, &expected.to_f64(), 1e-5);
+        }
+    }
+    // Without `hidden` its product is computed again, for the derivative of the activation. `active` alone spares nothing.
+    let [none, hidden, active, both, other] = products[..] else { unreachable!() };
+    assert_eq!((hidden, active, both, other), (none - 1, none, none - 1, none));
 }

@@ -94,8 +94,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             "moe_mlpwi_0",
             "Recompute the gate projections of experts in the backward pass, or keep them on the device or the \
              host (`remat_policy=custom`). The key takes precedence over `mlpwi_0`, even with `remat` if that is \
-             set by hand. Where devices of a mesh split experts or tokens under `sparse_matmul`, the \
-             projections are always recomputed.",
+             set by hand.",
         ),
         location("moe_mlpwi_1", "As `moe_mlpwi_0`, for the input projections of experts and `mlpwi_1`."),
         location(
