@@ -168,7 +168,8 @@ fn softmax_routers_with_windows() {
 /// Projections that are named inside per-device code are kept.
 #[test]
 fn kept_projections_of_experts() {
-    let kept = ["remat_policy=custom", "moe_mlpwi_0=device", "moe_mlpwi_1=device", "decoder_layer_input=device"];
+    let kept =
+        ["remat_policy=custom", "moe_mlpwi_0=device", "moe_mlpwi_1=device", "decoder_layer_input=device"];
     check(&[EXPERTS, MIXTRAL, &kept].concat());
     check(&[EXPERTS, MIXTRAL, &kept, &["scan_layers=false"]].concat());
 }
