@@ -95,15 +95,14 @@ pub enum EngineError {
     )]
     UnknownAdapter { name: String },
     #[error(
-        "an engine serves from one device, but the mesh has {devices}\nhint: use one device; `maxtext decode` generates \
-         on several"
-    )]
-    ServedByOneDevice { devices: usize },
-    #[error(
         "the memory of the cache does not hold a page of {page_size} tokens\nhint: give the cache more memory, or use \
          smaller pages"
     )]
     NoPage { page_size: usize },
+    #[error(
+        "all {slots} slots or their pages are taken\nhint: release one, or give the engine more slots and pages"
+    )]
+    NoSlot { slots: usize },
     #[error("a step of the engine has failed: {0}")]
     StepFailed(String),
     #[error("the engine was shut down before the answer ended")]
@@ -163,8 +162,8 @@ impl EngineError {
             | Self::NoAdapters { .. }
             | Self::NotCausal
             | Self::UnknownAdapter { .. }
-            | Self::ServedByOneDevice { .. }
             | Self::NoPage { .. }
+            | Self::NoSlot { .. }
             | Self::NoSource { .. }
             | Self::NoEncoder
             | Self::SourceCount { .. }

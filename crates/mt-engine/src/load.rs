@@ -15,7 +15,9 @@ use mt_models::{
 use mt_runtime::{Array, CompileSettings, OnInstall, Runtime, notes_on, start_runtime};
 use mt_shape::{Placement, PlacementRow, Sharding, check_axes, placement_table};
 
-use crate::{Engine, EngineError, EngineOptions, PromptBounds, Session, SourceBounds, program};
+use crate::{
+    Engine, EngineError, EngineOptions, PromptBounds, Session, SourceBounds, program, serve::SERVE_PROGRAMS,
+};
 
 /// The maximum number of rows that run at once.
 pub(crate) const MAX_BATCH: usize = 64;
@@ -164,11 +166,12 @@ pub fn load(
 ) -> Result<Loaded, EngineError> {
     tokenizer.check_vocab_size(config.model.vocab_size)?;
     let loaded = load_model(&config.loading(), on_install)?;
+    let names: &[&str] = if loaded.model.reads_source() { &program::NAMES } else { &SERVE_PROGRAMS };
     let options = EngineOptions {
         prompts: PromptBounds::of(config, &*loaded.model),
         num_choices: tokenizer.vocab_size(),
         max_batch: MAX_BATCH,
-        compile: CompileSettings::of(&config.debug, &program::NAMES),
+        compile: CompileSettings::of(&config.debug, names),
     };
     let types = loaded.parameters.iter().map(Array::dtype).collect();
     let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, types, options);

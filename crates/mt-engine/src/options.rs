@@ -14,7 +14,7 @@ pub struct EngineOptions {
     pub prompts: PromptBounds,
     /// The number of tokens that can be sampled: those that the tokenizer knows, which come first.
     pub num_choices: usize,
-    /// The maximum number of rows that run at once; more requests run in successive groups.
+    /// The maximum number of rows that run at once; more requests wait until others end.
     pub max_batch: usize,
     pub compile: CompileSettings,
 }

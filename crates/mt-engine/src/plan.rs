@@ -10,19 +10,27 @@ use mt_shape::{DeviceAttributes, Placement, Topology};
 
 use crate::{
     EngineError, PromptBounds,
-    engine::Sizes,
     load::MAX_BATCH,
     program::{self, Programs},
     sampler::Sampler,
+    serve::{ChoiceKey, SERVE_PROGRAMS, ServePrograms, StepKey, pool_sizes},
+    session::BatchSizes,
+    source::Sizes,
 };
 
 /// Generation on given devices: the maximum number of rows, with the longest prompts and answers that the configuration
 /// allows.
 pub struct DecodePlan {
-    programs: Programs,
-    sizes: Sizes,
+    programs: PlannedPrograms,
     settings: DecodeConfig,
     topology: Topology,
+}
+
+/// The programs of a plan with their sizes.
+enum PlannedPrograms {
+    Texts(ServePrograms, BatchSizes),
+    /// Of a model with an encoder.
+    Sources(Programs, Sizes),
 }
 
 impl DecodePlan {
@@ -42,13 +50,22 @@ impl DecodePlan {
         let target = target_of(platform, settings.run.cpu_kernels)?;
         let parameter_types = model.parameters().iter().map(|(_, spec)| spec.dtype).collect();
         let prompts = PromptBounds::of(&settings, &*model);
-        let sizes = match prompts.source {
-            Some(source) => Sizes::of_source(MAX_BATCH, source.max_length, prompts.max_target_length),
-            None => Sizes::most(MAX_BATCH, prompts.max_prefill_length, prompts.max_target_length),
-        };
         let num_choices = prompts.vocab_size;
         let programs = Programs { model, placement, target, parameter_types, num_choices };
-        Ok(Self { programs, sizes, settings, topology })
+        let programs = match prompts.source {
+            Some(source) => {
+                let sizes = Sizes::with(MAX_BATCH, source.max_length, prompts.max_target_length);
+                PlannedPrograms::Sources(programs, sizes)
+            }
+            None => {
+                let prompt = prompts.max_prefill_length.min(prompts.max_target_length);
+                let sizes = BatchSizes::of(MAX_BATCH, prompt, prompts.max_target_length);
+                let mut options = sizes.options(prompts, num_choices);
+                let (_, pools) = pool_sizes(&*programs.model, &programs.placement, &mut options)?;
+                PlannedPrograms::Texts(ServePrograms { programs, sizes: pools }, sizes)
+            }
+        };
+        Ok(Self { programs, settings, topology })
     }
 
     /// The program that fills the cache with prompts.
@@ -56,7 +73,13 @@ impl DecodePlan {
     /// # Errors
     /// The model's code misuses an operation.
     pub fn prefill(&self) -> Result<Program, EngineError> {
-        self.programs.trace(self.sizes.prefill())
+        match &self.programs {
+            PlannedPrograms::Texts(programs, BatchSizes { read_rows, length, .. }) => {
+                let (rows, length) = (*read_rows, *length);
+                programs.trace(StepKey::Read { rows, length, pages: 0, scores: None })
+            }
+            PlannedPrograms::Sources(programs, sizes) => programs.trace(sizes.prefill()),
+        }
     }
 
     /// The program of one step with greedy sampling.
@@ -64,16 +87,32 @@ impl DecodePlan {
     /// # Errors
     /// The model's code misuses an operation.
     pub fn step(&self) -> Result<Program, EngineError> {
-        self.programs.trace(self.sizes.step(Sampler::Greedy))
+        match &self.programs {
+            PlannedPrograms::Texts(programs, BatchSizes { rows, pages, .. }) => {
+                programs.trace(StepKey::Choose { rows: *rows, pages: *pages, choice: ChoiceKey::GREEDY })
+            }
+            PlannedPrograms::Sources(programs, sizes) => programs.trace(sizes.step(Sampler::Greedy)),
+        }
     }
 
     /// The compilation settings of the programs.
     pub fn compile_settings(&self) -> CompileSettings {
-        CompileSettings::of(&self.settings.debug, &program::NAMES)
+        let names: &[&str] = match &self.programs {
+            PlannedPrograms::Texts(..) => &SERVE_PROGRAMS,
+            PlannedPrograms::Sources(..) => &program::NAMES,
+        };
+        CompileSettings::of(&self.settings.debug, names)
     }
 
     pub fn model(&self) -> &dyn Model {
-        &*self.programs.model
+        &*self.traced().model
+    }
+
+    fn traced(&self) -> &Programs {
+        match &self.programs {
+            PlannedPrograms::Texts(programs, _) => &programs.programs,
+            PlannedPrograms::Sources(programs, _) => programs,
+        }
     }
 
     /// The devices by slice.
@@ -83,16 +122,30 @@ impl DecodePlan {
 
     /// The mesh and the placement rules.
     pub fn placement(&self) -> &Arc<Placement> {
-        &self.programs.placement
+        &self.traced().placement
     }
 
     /// The number of rows that run at once.
     pub fn rows(&self) -> usize {
-        self.sizes.batch
+        match &self.programs {
+            PlannedPrograms::Texts(_, sizes) => sizes.rows,
+            PlannedPrograms::Sources(_, sizes) => sizes.batch,
+        }
+    }
+
+    /// The number of prompts that a call of prefill reads.
+    pub fn rows_of_prefill(&self) -> usize {
+        match &self.programs {
+            PlannedPrograms::Texts(_, sizes) => sizes.read_rows,
+            PlannedPrograms::Sources(_, sizes) => sizes.batch,
+        }
     }
 
     /// The number of slots for prompts.
     pub fn prompt_length(&self) -> usize {
-        if self.sizes.source > 0 { self.sizes.source } else { self.sizes.length }
+        match &self.programs {
+            PlannedPrograms::Texts(_, sizes) => sizes.length,
+            PlannedPrograms::Sources(_, sizes) => sizes.source,
+        }
     }
 }

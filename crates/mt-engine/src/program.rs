@@ -1,4 +1,4 @@
-//! The two programs of an engine: prefill and step.
+//! The two programs of generation with an encoder: prefill and step.
 
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ const DECODE_STEP: &str = "decode_step";
 pub(crate) const NAMES: [&str; 2] = [PREFILL, DECODE_STEP];
 
 /// The input of tracing.
+#[derive(Clone)]
 pub(crate) struct Programs {
     pub model: Arc<dyn Model>,
     pub placement: Arc<Placement>,
@@ -33,9 +34,9 @@ pub(crate) struct Programs {
 /// A program with its sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ProgramKey {
-    /// Takes parameters, `tokens` and `lengths`; returns the model's state and the mask of slots that hold tokens.
-    /// A model with an encoder also takes `source` and `source_lengths`.
-    Prefill { batch: usize, length: usize, slots: usize, source: usize },
+    /// Takes parameters, `tokens`, `lengths`, `source` and `source_lengths`; returns the model's state and the mask of slots
+    /// that hold tokens.
+    Prefill { batch: usize, slots: usize, source: usize },
     /// Takes parameters, the state and, unless sampling is greedy, controls; returns the state, whose tokens are the
     /// sampled ones, and their log-probabilities.
     Step { batch: usize, slots: usize, source: usize, sampler: Sampler },
@@ -46,7 +47,7 @@ pub(crate) enum ProgramKey {
 pub(crate) struct StateSizes {
     pub batch: usize,
     pub slots: usize,
-    /// The tokens of sources; 0 without an encoder.
+    /// The tokens of sources.
     pub source: usize,
 }
 
@@ -73,9 +74,7 @@ impl Programs {
     /// The model's code misuses an operation.
     pub fn trace(&self, key: ProgramKey) -> Result<Program, EngineError> {
         match key {
-            ProgramKey::Prefill { batch, length, slots, source } => {
-                self.prefill(batch, length, slots, source)
-            }
+            ProgramKey::Prefill { batch, slots, source } => self.prefill(batch, slots, source),
             ProgramKey::Step { batch, slots, source, sampler } => self.step(batch, slots, source, sampler),
         }
     }
@@ -106,13 +105,9 @@ impl Programs {
             .collect()
     }
 
-    fn prefill(
-        &self,
-        batch: usize,
-        length: usize,
-        slots: usize,
-        source: usize,
-    ) -> Result<Program, EngineError> {
+    fn prefill(&self, batch: usize, slots: usize, source: usize) -> Result<Program, EngineError> {
+        // The decoder's text has no prompt, and a call has at least one token.
+        let length = 1;
         let prefill = program(&self.options(PREFILL), |inputs| {
             let parameters = self.parameters(inputs);
             let region = inputs.region();
@@ -150,14 +145,12 @@ impl Programs {
                 slots,
                 pages: None,
             };
-            let mut tokens = Tokens::as_read(tokens, positions, segmentation);
-            if source > 0 {
-                let axes = [batch_axis, axis(POSITION, source)];
-                let of_source = inputs.input("source", DType::I32, &axes, &[None, None], false);
-                let lengths = inputs.input("source_lengths", DType::I32, &[batch_axis], &[None], false);
-                let places = region.iota(DType::I32, axes[1]).broadcast(&axes);
-                tokens = tokens.with_source(of_source, places.less(lengths).cast(DType::I32));
-            }
+            let axes = [batch_axis, axis(POSITION, source)];
+            let of_source = inputs.input("source", DType::I32, &axes, &[None, None], false);
+            let lengths = inputs.input("source_lengths", DType::I32, &[batch_axis], &[None], false);
+            let places = region.iota(DType::I32, axes[1]).broadcast(&axes);
+            let tokens = Tokens::as_read(tokens, positions, segmentation)
+                .with_source(of_source, places.less(lengths).cast(DType::I32));
             let forward = Forward { state: Some(state), ..Forward::default() };
             let written = self.model.hidden(&parameters, tokens, forward).state;
             let rest = slots - length;

@@ -8,7 +8,7 @@ use mt_nn::{
     attention::{PAGE, slots_of_pages},
     axes::{BATCH, KV_POSITION},
 };
-use mt_shape::{Axis, DType, LogicalAxis, Path, axis};
+use mt_shape::{Axis, DType, LogicalAxis, Path, axis, logical};
 use mt_trace::{Key, Memory, Precision, Tensor};
 
 use crate::{Description, LayerOutput, OfLayers, Storage, families::build_decoder};
@@ -315,13 +315,13 @@ impl StateSpec {
     /// for what belongs to a source.
     pub fn pooled(&self, num_pages: usize, page_size: usize, num_entries: usize) -> Option<Self> {
         let leading = match self.kept {
-            Kept::Slots { .. } => axis(PAGE, num_pages),
-            Kept::Whole | Kept::WholeSlots { .. } => axis(ENTRY_OF_SEQUENCE, num_entries),
+            Kept::Slots { .. } => (axis(PAGE, num_pages), Some(logical::CACHE_SEQUENCE)),
+            Kept::Whole | Kept::WholeSlots { .. } => (axis(ENTRY_OF_SEQUENCE, num_entries), None),
             Kept::OfSource => return None,
         };
         let has_pages = matches!(self.kept, Kept::Slots { .. });
         let placed = self.axes.iter().zip(&self.logical_axes).map(|(own, logical)| match own.name {
-            BATCH => (leading, None),
+            BATCH => leading,
             KV_POSITION if has_pages => (own.with_size(page_size), None),
             _ => (*own, *logical),
         });

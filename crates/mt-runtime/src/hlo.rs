@@ -36,6 +36,8 @@ pub struct Activity {
     /// Bytes read from and written to the device's main memory. Values that stay on the chip between two operations do
     /// not count, and if an operation reads a slice, only the slice counts.
     pub memory_bytes: f64,
+    /// Bytes on each device of the arrays that are copied as a whole, in descending order. A copy in a loop counts once.
+    pub copies: Vec<u64>,
 }
 
 const KINDS: [&str; 6] =
@@ -263,14 +265,16 @@ pub(crate) fn activity(format: &str, bytes: &[u8], device_ids: &[i64]) -> Result
     let module = module.map_err(|error| unreadable(error.to_string()))?;
     let module = module.ok_or_else(|| unreadable("it is empty".to_owned()))?;
     let computations = module.computations.iter().map(|computation| (computation.id, computation)).collect();
-    let mut walk = Walk { computations, device_ids, found: HashMap::new(), memory_bytes: 0.0 };
+    let mut walk =
+        Walk { computations, device_ids, found: HashMap::new(), memory_bytes: 0.0, copies: Vec::new() };
     walk.visit(module.entry_computation_id, 1);
+    walk.copies.sort_unstable_by(|a, b| b.cmp(a));
     let mut collectives: Vec<Collective> =
         walk.found.into_iter().map(|(collective, times)| Collective { times, ..collective }).collect();
     collectives.sort_by(|a, b| {
         (b.bytes * b.times, &a.kind, &a.source).cmp(&(a.bytes * a.times, &b.kind, &b.source))
     });
-    Ok(Activity { collectives, memory_bytes: walk.memory_bytes })
+    Ok(Activity { collectives, memory_bytes: walk.memory_bytes, copies: walk.copies })
 }
 
 struct Walk<'m> {
@@ -279,6 +283,7 @@ struct Walk<'m> {
     /// Executions of each collective, whose own `times` is 0 here.
     found: HashMap<Collective, u64>,
     memory_bytes: f64,
+    copies: Vec<u64>,
 }
 
 impl Walk<'_> {
@@ -306,6 +311,10 @@ impl Walk<'_> {
                 *self.found.entry(between).or_default() += times;
             }
             self.memory_bytes += times as f64 * self.moved(&by_id, instruction) as f64;
+            if opcode == "copy" {
+                let copied = instruction.operand_ids.first().and_then(|id| by_id.get(id)?.shape.as_ref());
+                self.copies.push(copied.map_or(0, Shape::bytes));
+            }
             match opcode {
                 "while" => {
                     let turns = self.turns(instruction).unwrap_or(1);

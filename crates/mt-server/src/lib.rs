@@ -11,9 +11,9 @@
 
 mod access;
 mod app;
+mod beams;
 pub mod bench;
 mod chat;
-mod choice;
 mod completions;
 mod error;
 mod fields;
@@ -28,7 +28,6 @@ mod models;
 mod parameters;
 mod responses;
 mod server;
-mod single;
 mod sse;
 #[cfg(test)]
 mod tests;
@@ -38,4 +37,3 @@ pub use access::ApiKeys;
 pub use generator::{AnswerStream, Generator};
 pub use limits::ServerLimits;
 pub use server::{ServedModel, Server, ServerError, ServerEvent};
-pub use single::SingleGenerator;

@@ -7,6 +7,7 @@ use mt_engine::serve::{AnswerLimits, TokenChoice};
 use serde_json::Value;
 
 use crate::{
+    beams::with_beams,
     error::{ApiError, Result},
     fields::{Fields, shortened, token_of},
     grammar::Grammar,
@@ -69,7 +70,7 @@ impl Parameters {
             return Err(ApiError::field("best_of", message).with_code("unsupported_parameter"));
         }
         let limits = limits(fields, served)?;
-        let choice = choice(fields, served)?;
+        let choice = with_beams(fields, choice(fields, served)?, num_answers)?;
         Ok(Self {
             choice,
             num_answers,
@@ -125,14 +126,8 @@ fn refuse_unavailable(fields: &Fields) -> Result<()> {
         Err(ApiError::field(name, format!("`{name}` is not available: {reason}"))
             .with_code("unsupported_parameter"))
     };
-    if fields.flag("use_beam_search")? == Some(true) {
-        return refuse("use_beam_search", "answers are sampled");
-    }
     if fields.integer("priority", i64::MIN..=i64::MAX)?.is_some_and(|priority| priority != 0) {
         return refuse("priority", "requests are served in the order of their arrival");
-    }
-    if fields.number("length_penalty", f64::MIN..=f64::MAX)?.is_some_and(|penalty| penalty != 1.0) {
-        return refuse("length_penalty", "it acts on beam search, and answers are sampled");
     }
     if fields.integer("truncate_prompt_tokens", i64::MIN..=i64::MAX)?.is_some() {
         return refuse("truncate_prompt_tokens", "shorten the prompt instead");
@@ -189,6 +184,7 @@ fn choice(fields: &Fields, served: &ServedModel) -> Result<TokenChoice> {
         banned_tokens: banned_tokens(fields, &served.tokenizer)?,
         // Negative seeds are seeds, too.
         seed: fields.integer("seed", i64::MIN..=i64::MAX)?.map(i64::cast_unsigned),
+        beams: None,
     })
 }
 

@@ -4,11 +4,11 @@ use std::{env, fs, net::TcpListener, path::Path, sync::Arc, time::Duration};
 
 use mt_config::{Config, DecodeConfig, Origin};
 use mt_engine::{
-    EngineError, EngineOptions, LoadedModel, PromptBounds, load_model,
+    EngineError, LoadedModel, PromptBounds, load_model,
     serve::{CacheSize, EngineHandle, SERVE_PROGRAMS, ServeOptions},
 };
 use mt_runtime::CompileSettings;
-use mt_server::{ApiKeys, Generator, ServedModel, Server, ServerEvent, ServerLimits, SingleGenerator};
+use mt_server::{ApiKeys, Generator, ServedModel, Server, ServerEvent, ServerLimits};
 
 use crate::{
     arguments::{Serve, Settings},
@@ -24,7 +24,7 @@ pub const API_KEYS: &str = "MAXTEXT_API_KEYS";
 /// The rows of one group.
 const MAX_BATCH: usize = 64;
 /// The keys of `decode` that requests replace.
-const REPLACED: [&str; 9] = [
+const REPLACED: [&str; 10] = [
     "prompt",
     "prompts",
     "prompts_file",
@@ -34,6 +34,7 @@ const REPLACED: [&str; 9] = [
     "decode_sampling_temperature",
     "decode_seed",
     "decode_num_samples",
+    "return_log_prob",
 ];
 
 /// Runs `maxtext serve`.
@@ -102,23 +103,13 @@ pub fn run(mut command: Serve) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The engine, and the bounds of prompts that its cache allows. Requests join and leave between steps on one device,
-/// and follow one another on several.
+/// The engine, and the bounds of prompts that its cache allows.
 fn generator(
     loaded: LoadedModel,
     decode: &DecodeConfig,
     num_choices: usize,
 ) -> Result<(Arc<dyn Generator>, PromptBounds), Failure> {
     let bounds = PromptBounds::of(decode, &*loaded.model);
-    let devices = loaded.placement.mesh().num_devices();
-    if devices > 1 {
-        say!("note: over {devices} devices, requests are answered one after another");
-        for key in &decode.serve.given {
-            say!("note: `{key}` has no effect over several devices, where no cache is shared");
-        }
-        let engine = SingleGenerator::start(loaded, engine_options(decode, num_choices, bounds))?;
-        return Ok((Arc::new(engine), bounds));
-    }
     let engine = EngineHandle::start(loaded.into(), serve_options(decode, num_choices, bounds))?;
     let allowed = engine.options().prompts;
     if allowed.max_target_length < bounds.max_target_length {
@@ -151,15 +142,6 @@ fn serve_options(decode: &DecodeConfig, num_choices: usize, prompts: PromptBound
         enable_model_warmup: keys.enable_model_warmup,
         compile: CompileSettings::of(&decode.debug, &SERVE_PROGRAMS),
         ..defaults
-    }
-}
-
-fn engine_options(decode: &DecodeConfig, num_choices: usize, prompts: PromptBounds) -> EngineOptions {
-    EngineOptions {
-        prompts,
-        num_choices,
-        max_batch: MAX_BATCH,
-        compile: CompileSettings::of(&decode.debug, &["prefill", "decode_step"]),
     }
 }
 

@@ -87,7 +87,6 @@ fn a_run_is_served() {
     let (status, plain) = asked(json!({}));
     assert_eq!((status, &plain["choices"][0]["text"]), (200, &decoded["text"]), "{plain}");
     assert_eq!(plain["model"], "run");
-    // The host's choice of tokens agrees with the device's.
     let (_, scored) = asked(json!({ "logprobs": 2, "echo": true }));
     let text = format!("the river{}", decoded["text"].as_str().unwrap());
     assert_eq!(scored["choices"][0]["text"], text);
@@ -98,6 +97,17 @@ fn a_run_is_served() {
     assert!(digits.len() == 4 && digits.bytes().all(|byte| byte.is_ascii_digit()), "{formed}");
     let (status, long) = server.post("/v1/completions", &json!({ "prompt": "x".repeat(80) }));
     assert_eq!((status, &long["error"]["code"]), (400, &json!("context_length_exceeded")), "{long}");
+    // A search of width 1 takes the most probable token each time.
+    let (status, narrow) = asked(json!({ "use_beam_search": true }));
+    assert_eq!((status, &narrow["choices"][0]["text"]), (200, &decoded["text"]), "{narrow}");
+    let (_, wide) = asked(
+        json!({ "use_beam_search": true, "beam_width": 4, "n": 2, "length_penalty": 0.5, "logprobs": 1 }),
+    );
+    let sums = [0, 1].map(|answer| {
+        let scores = wide["choices"][answer]["logprobs"]["token_logprobs"].as_array().unwrap();
+        scores.iter().map(|score| score.as_f64().unwrap()).sum::<f64>()
+    });
+    assert!(sums[0] >= sums[1] && wide["choices"][0]["text"] != wide["choices"][1]["text"], "{wide}");
 
     let url = format!("http://{}", server.address);
     let bench = [
@@ -131,6 +141,37 @@ fn a_run_is_served() {
         assert!(line["ttft_ms"]["median"].as_f64().unwrap() > 0.0);
     }
     server.end();
+}
+
+#[test]
+fn several_devices_serve_what_one_decodes() {
+    let sandbox = Sandbox::new();
+    sandbox.train("run", &["steps=2", "max_target_length=64"]).succeeded();
+    let decode =
+        ["decode", "--json", "load_parameters_path=runs/run", "prompt=the river", "max_target_length=20"];
+    let mesh = ["num_cpu_devices=8", "ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"];
+    let decoded = |keys: &[&str]| -> Value {
+        let decoded = outcome(&mut sandbox.program(&[&decode[..], keys].concat())).succeeded();
+        serde_json::from_str(&decoded.output).unwrap()
+    };
+    let (one, several) = (decoded(&["return_log_prob=true"]), decoded(&mesh));
+    assert_eq!(one["tokens"], several["tokens"]);
+    let scores = one["log_probabilities"].as_array().unwrap();
+    assert_eq!(scores.len(), one["tokens"].as_array().unwrap().len());
+    assert!(
+        scores.iter().all(|score| score.as_f64().unwrap() <= 0.0) && several["log_probabilities"].is_null()
+    );
+    let server = Server::start(&sandbox, &mesh);
+    let body = json!({ "prompt": "the river", "max_tokens": 10, "temperature": 0, "n": 3 });
+    let (status, answer) = server.post("/v1/completions", &body);
+    for choice in 0..3 {
+        assert_eq!((status, &answer["choices"][choice]["text"]), (200, &one["text"]), "{answer}");
+    }
+    server.end();
+    let as_text = ["decode", "load_parameters_path=runs/run", "return_log_prob=true"];
+    outcome(&mut sandbox.program(&as_text)).failed(2, &["`return_log_prob` adds", "hint: add `--json`"]);
+    let chat = ["chat", "load_parameters_path=runs/run", "return_log_prob=true"];
+    outcome(&mut sandbox.program(&chat)).failed(2, &["`return_log_prob` wants"]);
 }
 
 #[test]

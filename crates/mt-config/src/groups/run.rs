@@ -219,6 +219,7 @@ group! {
         decode_sampling_temperature: f64,
         decode_seed: u64,
         decode_num_samples: usize,
+        return_log_prob: bool,
         autoregressive_decode_assert: Option<String>,
         use_chat_template: Option<bool>,
         chat_template: Option<String>,

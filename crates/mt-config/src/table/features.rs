@@ -21,7 +21,6 @@ pub(crate) const EXPERT_PARALLELISM: &str = "further options of expert paralleli
 pub(crate) const HOSTS_WITHOUT_DATA: &str = "hosts that read no data of their own";
 pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
 pub(crate) const LEARNED_INITIAL_WEIGHTS: &str = "learned initial weights of a student";
-pub(crate) const LOG_PROBABILITIES_OF_DECODED_TOKENS: &str = "log-probabilities of decoded tokens";
 pub(crate) const MASKED_ANSWERS: &str = "block diffusion of answers only";
 pub(crate) const MEMORY_ESTIMATES: &str = "memory estimates";
 pub(crate) const MIXTURES_OF_DATASETS: &str = "mixtures of datasets";
@@ -29,7 +28,7 @@ pub(crate) const MOVING_OLD_CHECKPOINTS_ASIDE: &str = "moving old checkpoints as
 pub(crate) const MULTIMODAL_MODELS: &str = "multimodal models";
 pub(crate) const MULTI_TIER_CHECKPOINTS: &str = "multi-tier checkpoints";
 pub(crate) const OLMO_DATA: &str = "OLMo data";
-pub(crate) const PAGED_ATTENTION: &str = "paged attention outside of serving";
+pub(crate) const PAGED_ATTENTION: &str = "paged attention of TPU kernels";
 pub(crate) const PIPELINE_PARALLELISM: &str = "pipeline parallelism";
 pub(crate) const PREFIX_CACHES_IN_HOST_MEMORY: &str = "prefix caches in host memory";
 pub(crate) const PROCESSES: &str = "several processes";
@@ -62,11 +61,10 @@ const INSTEAD: &[(&str, &str)] = &[
         HUB_DATASETS,
         "download the files and use `hf_path=parquet hf_train_files='data/*.parquet'`, or `text` or `json`",
     ),
-    (LOG_PROBABILITIES_OF_DECODED_TOKENS, "ask `maxtext serve` for them, with `logprobs` in each request"),
     (
         PAGED_ATTENTION,
-        "use `attention=autoselected`, `attention=dot_product` or `attention=flash`; the cache of `maxtext serve` has \
-         pages with each of them",
+        "use `attention=autoselected`, `attention=dot_product` or `attention=flash`; the caches of `maxtext serve` and \
+         `maxtext decode` have pages with each of them",
     ),
     (PREFIX_CACHES_IN_HOST_MEMORY, "give the cache more device memory with `prefix_caching_hbm_byte`"),
     (

@@ -60,10 +60,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text("autoregressive_decode_assert", "", "Expected answer; the command fails on any other.")
                 .acts_on("decoding")
                 .may_change(),
-            Key::boolean("return_log_prob", false, "Return the log-probability of each token.")
-                .refused(features::LOG_PROBABILITIES_OF_DECODED_TOKENS)
-                .acts_on("decoding")
-                .may_change(),
+            Key::boolean(
+                "return_log_prob",
+                false,
+                "Add the log-probability of each token to the objects of `maxtext decode --json`.",
+            )
+            .acts_on("decoding")
+            .may_change(),
             Key::boolean("use_chunked_prefill", false, "Process a prompt in pieces.")
                 .no_effect_here(
                     "`maxtext serve` reads all prompts in pieces of `prefill_chunk_size`, and `maxtext decode` reads them \
@@ -126,8 +129,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .may_change(),
             Key::boolean("multi_sampling", false, "Draw several answers from one pass over the prompt.")
                 .no_effect_here(
-                    "`maxtext serve` always draws the `n` answers of a request from one pass over its prompt; the number \
-                     of answers of `maxtext decode` is `decode_num_samples`",
+                    "`maxtext serve` always draws the `n` answers of a request from one pass over its prompt, and \
+                     `maxtext decode` the `decode_num_samples` answers to each of its prompts",
                 )
                 .acts_on("decoding")
                 .may_change(),

@@ -68,6 +68,11 @@ impl Answers {
         }
     }
 
+    /// The next event, if there is one already.
+    pub(crate) fn try_recv(&mut self) -> Option<AnswerEvent> {
+        self.shared.queue().events.pop_front()
+    }
+
     /// As [`Self::recv`], for asynchronous code.
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<AnswerEvent>> {
         let mut queue = self.shared.queue();

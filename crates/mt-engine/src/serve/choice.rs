@@ -120,6 +120,14 @@ impl<'t> Adjustments<'t> {
         }
     }
 
+    /// With one more token of each answer, `i32[batch]`; negative numbers are no tokens.
+    pub fn counting(self, tokens: Tensor<'t>) -> Self {
+        let axes = self.seen.axes();
+        let numbers = self.seen.region().iota(DType::I32, axes[1]).broadcast(&axes);
+        let count = numbers.equals(tokens.broadcast(&axes)).cast(DType::I32) * 2.0;
+        Self { seen: self.seen + count, ..self }
+    }
+
     /// # Shapes
     /// `f32[batch, vocab] -> f32[batch, vocab]`
     pub fn apply(&self, logits: Tensor<'t>, choices: &RowChoices<'t>) -> Tensor<'t> {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    ops::Deref,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
 };
@@ -15,7 +16,7 @@ use super::{
     answers::channel,
     program::{PoolSizes, ServePrograms},
     scheduler::{PoolOptions, Scheduler, SchedulerOptions},
-    steps::{DeviceSteps, StepSizes, Steps},
+    steps::{DeviceSteps, Executables, StepSizes, Steps},
     worker::{Accepted, Worker},
 };
 use crate::{EngineError, LoadedModel, program::Programs};
@@ -33,6 +34,27 @@ impl From<LoadedModel> for ServedModel {
     fn from(loaded: LoadedModel) -> Self {
         let LoadedModel { runtime, placement, model, parameters, .. } = loaded;
         Self { runtime, placement, model, parameters: Arc::new(parameters) }
+    }
+}
+
+impl ServedModel {
+    /// Makes the pools of an engine.
+    pub(crate) fn prepare(
+        self,
+        mut options: ServeOptions,
+        step_sizes: &StepSizes,
+    ) -> Result<Prepared<Arc<Vec<Array>>>, EngineError> {
+        let Self { runtime, placement, model, parameters } = self;
+        if model.reads_source() {
+            return Err(EngineError::NoSource { command: "serve" });
+        }
+        options.prompts = options.prompts.within(&*model);
+        let num_choices = options.num_choices.min(options.prompts.vocab_size);
+        let target = runtime.target();
+        let parameter_types = parameters.iter().map(Array::dtype).collect();
+        let programs = Programs { model, placement, target, parameter_types, num_choices };
+        let compiled = &mut |_: &PoolSizes| Executables::default();
+        Prepared::new(runtime, programs, parameters, options, step_sizes, compiled)
     }
 }
 
@@ -64,6 +86,19 @@ struct Inbox {
     metrics: EngineMetrics,
 }
 
+impl Inbox {
+    fn accept(&mut self, request: GenerationRequest, first_answer: u64) -> Answers {
+        let seed = request.choice.seed.unwrap_or_else(|| {
+            self.next_seed = self.next_seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            self.next_seed
+        });
+        let (sender, answers) = channel();
+        self.accepted.push_back(Accepted { request, sender, seed, first_answer });
+        self.num_open += 1;
+        answers
+    }
+}
+
 /// Ends the thread when the last handle is dropped.
 struct Thread {
     shared: Arc<Shared>,
@@ -83,50 +118,10 @@ impl EngineHandle {
     /// As [`Self::start`], with programs of these sizes.
     pub(crate) fn start_with(
         served: ServedModel,
-        mut options: ServeOptions,
+        options: ServeOptions,
         step_sizes: StepSizes,
     ) -> Result<Self, EngineError> {
-        let ServedModel { runtime, placement, model, parameters } = served;
-        if model.reads_source() {
-            return Err(EngineError::NoSource { command: "serve" });
-        }
-        if !model.is_causal() {
-            return Err(EngineError::NotCausal);
-        }
-        if placement.mesh().num_devices() > 1 {
-            return Err(EngineError::ServedByOneDevice { devices: placement.mesh().num_devices() });
-        }
-        options.prompts = options.prompts.within(&*model);
-        options.num_choices = options.num_choices.min(options.prompts.vocab_size);
-        let specs = model.state(1, options.prompts.max_target_length, 0);
-        let pools = pool_options(&specs, &options);
-        let has_entries = specs.iter().any(|spec| !matches!(spec.kept, Kept::Slots { .. }));
-        let scheduler = Scheduler::new(SchedulerOptions {
-            page_size: options.page_size,
-            pools: pools.clone(),
-            num_sequences: options.max_sequences,
-            piece: options.prefill_chunk_size,
-            // The state of recurrent layers is known after the last token alone, not at the end of each page.
-            keeps_prefixes: options.enable_prefix_caching && !has_entries,
-        });
-        let longest = scheduler.longest().min(options.prompts.max_target_length);
-        if longest < 2 {
-            return Err(EngineError::NoPage { page_size: options.page_size });
-        }
-        options.prompts.max_target_length = longest;
-        let sizes = PoolSizes {
-            page_size: options.page_size,
-            reaches: pools.iter().map(|pool| (pool.reach, pool.num_pages)).collect(),
-            num_entries: options.max_sequences + 1,
-            max_length: longest,
-        };
-        let target = runtime.target();
-        let parameter_types = parameters.iter().map(Array::dtype).collect();
-        let num_choices = options.num_choices;
-        let programs = Programs { model, placement, target, parameter_types, num_choices };
-        let programs = ServePrograms { programs, sizes };
-        let compile = options.compile.clone();
-        let mut steps = DeviceSteps::new(runtime, parameters, programs, step_sizes.clone(), compile)?;
+        let Prepared { mut steps, scheduler, options } = served.prepare(options, &step_sizes)?;
         if options.enable_model_warmup {
             steps.warm_up()?;
         }
@@ -135,7 +130,7 @@ impl EngineHandle {
 
     /// Runs steps on a thread.
     pub(crate) fn run(
-        steps: impl Steps + Send + 'static,
+        steps: impl Steps<Pending: Send> + Send + 'static,
         scheduler: Scheduler,
         options: ServeOptions,
         step_sizes: &StepSizes,
@@ -173,13 +168,7 @@ impl EngineHandle {
         if inbox.num_open >= self.options.max_requests {
             return Err(SubmitError::QueueFull { waiting: inbox.num_open });
         }
-        let seed = request.choice.seed.unwrap_or_else(|| {
-            inbox.next_seed = inbox.next_seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            inbox.next_seed
-        });
-        let (sender, answers) = channel();
-        inbox.accepted.push_back(Accepted { request, sender, seed });
-        inbox.num_open += 1;
+        let answers = inbox.accept(request, 0);
         self.shared.has_changed.notify_all();
         Ok(answers)
     }
@@ -202,6 +191,11 @@ impl EngineHandle {
 impl Shared {
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Accepts a request of a client that runs the steps itself. Its answers count from `first_answer`.
+    pub fn accept(&self, request: GenerationRequest, first_answer: u64) -> Answers {
+        self.inbox().accept(request, first_answer)
     }
 
     /// The requests that have arrived, for which an idle engine waits. `None` once the engine is shut down.
@@ -255,8 +249,99 @@ impl Drop for Thread {
     }
 }
 
+/// An engine before its first step.
+pub(crate) struct Prepared<P> {
+    pub steps: DeviceSteps<P>,
+    pub scheduler: Scheduler,
+    /// With bounds that the cache allows.
+    pub options: ServeOptions,
+}
+
+impl<P: Deref<Target: AsRef<[Array]>>> Prepared<P> {
+    /// Makes the pools of an engine. `compiled` returns the programs that engines with pools of the same sizes have
+    /// compiled.
+    ///
+    /// # Errors
+    /// The model does not generate, or the cache does not fit into memory.
+    pub fn new(
+        runtime: Runtime,
+        programs: Programs,
+        parameters: P,
+        mut options: ServeOptions,
+        step_sizes: &StepSizes,
+        compiled: &mut dyn FnMut(&PoolSizes) -> Executables,
+    ) -> Result<Self, EngineError> {
+        let Programs { model, placement, num_choices, .. } = &programs;
+        if !model.is_causal() {
+            return Err(EngineError::NotCausal);
+        }
+        options.num_choices = *num_choices;
+        let (pools, sizes) = pool_sizes(&**model, placement, &mut options)?;
+        let scheduler = Scheduler::new(SchedulerOptions {
+            page_size: options.page_size,
+            pools,
+            num_sequences: options.max_sequences,
+            piece: options.prefill_chunk_size,
+            keeps_prefixes: options.enable_prefix_caching,
+            num_snapshots: sizes.num_snapshots,
+        });
+        let executables = compiled(&sizes);
+        let (programs, compile) = (ServePrograms { programs, sizes }, options.compile.clone());
+        let steps =
+            DeviceSteps::new(runtime, parameters, programs, step_sizes.clone(), compile, executables)?;
+        Ok(Self { steps, scheduler, options })
+    }
+}
+
+/// The pools of a model's state. The options receive the bounds that the cache allows.
+///
+/// # Errors
+/// The cache holds no page.
+pub(crate) fn pool_sizes(
+    model: &dyn Model,
+    placement: &Placement,
+    options: &mut ServeOptions,
+) -> Result<(Vec<PoolOptions>, PoolSizes), EngineError> {
+    let specs = model.state(1, options.prompts.max_target_length, 0);
+    let pools = pool_options(&specs, options, placement);
+    let num_snapshots = num_snapshots(&specs, options, placement);
+    let longest = Scheduler::longest(&pools, options.page_size).min(options.prompts.max_target_length);
+    if longest < 2 {
+        return Err(EngineError::NoPage { page_size: options.page_size });
+    }
+    options.prompts.max_target_length = longest;
+    let sizes = PoolSizes {
+        page_size: options.page_size,
+        reaches: pools.iter().map(|pool| (pool.reach, pool.num_pages)).collect(),
+        num_entries: 1 + options.max_sequences + num_snapshots.unwrap_or(0),
+        num_snapshots,
+        max_length: longest,
+    };
+    Ok((pools, sizes))
+}
+
+/// The fraction of the memory of pages for states of recurrent layers that are kept with them: one of this number.
+const SHARE_OF_SNAPSHOTS: u64 = 8;
+
+/// The number of states that are kept with pages, one for each beginning of a prompt. `None` if all arrays have pages.
+fn num_snapshots(specs: &[StateSpec], options: &ServeOptions, placement: &Placement) -> Option<usize> {
+    let own = specs.iter().filter(|spec| !matches!(spec.kept, Kept::Slots { .. }));
+    let entries: Vec<StateSpec> = own.filter_map(|spec| spec.pooled(1, options.page_size, 1)).collect();
+    if entries.is_empty() {
+        return None;
+    }
+    let most = if options.enable_prefix_caching { options.max_sequences } else { 0 };
+    let CacheSize::Bytes(bytes) = options.cache else { return Some(most) };
+    let of = |entry: &StateSpec| {
+        let dims = placement.sharding(&entry.logical_axes, &entry.dims()).shard_dims(&entry.dims());
+        (dims.iter().product::<usize>() * entry.dtype.byte_size()) as u64
+    };
+    let of_one = entries.iter().map(of).sum::<u64>().max(1);
+    Some(usize::try_from(bytes / SHARE_OF_SNAPSHOTS / of_one).unwrap_or(usize::MAX).min(most))
+}
+
 /// The pools with pages that a model's state needs.
-fn pool_options(specs: &[StateSpec], options: &ServeOptions) -> Vec<PoolOptions> {
+fn pool_options(specs: &[StateSpec], options: &ServeOptions, placement: &Placement) -> Vec<PoolOptions> {
     let ServeOptions { page_size, prefill_chunk_size, max_sequences, .. } = *options;
     let longest = options.prompts.max_target_length.div_ceil(page_size).max(1);
     let reaches = ServePrograms::reaches(specs);
@@ -269,13 +354,16 @@ fn pool_options(specs: &[StateSpec], options: &ServeOptions) -> Vec<PoolOptions>
         CacheSize::Pages(num_pages) => num_pages,
         CacheSize::Bytes(bytes) => {
             let of_page = |reach: Option<usize>| -> u64 {
+                // On each device, where a rule may split pages over all devices.
+                let num_devices = placement.mesh().num_devices();
                 let own = specs.iter().filter(|spec| spec.kept == Kept::Slots { reach });
-                let of = |spec: &StateSpec| {
-                    let slots = spec.slots().max(1);
-                    (spec.dims().iter().product::<usize>() / slots * page_size * spec.dtype.byte_size())
-                        as u64
+                let of = |pool: StateSpec| {
+                    let dims = placement.sharding(&pool.logical_axes, &pool.dims()).shard_dims(&pool.dims());
+                    dims.iter().product::<usize>() * pool.dtype.byte_size()
                 };
-                own.map(of).sum()
+                let of_all: usize =
+                    own.filter_map(|spec| spec.pooled(num_devices, page_size, 1)).map(of).sum();
+                (of_all / num_devices) as u64
             };
             // A page of all tokens stands for its share of the pages of layers that see fewer.
             let of_all: u64 = reaches
@@ -287,9 +375,11 @@ fn pool_options(specs: &[StateSpec], options: &ServeOptions) -> Vec<PoolOptions>
             usize::try_from(bytes / of_all).unwrap_or(usize::MAX).min(longest * max_sequences)
         }
     };
-    let pool = |reach: Option<usize>| PoolOptions {
-        reach,
-        num_pages: 1 + if reach.is_none() { pages } else { of_longest(pages, reach) },
+    // A rule can split the pages over the devices, which have equal shares.
+    let num_devices = placement.mesh().num_devices();
+    let pool = |reach: Option<usize>| {
+        let num_pages = 1 + if reach.is_none() { pages } else { of_longest(pages, reach) };
+        PoolOptions { reach, num_pages: num_pages.next_multiple_of(num_devices) }
     };
     reaches.into_iter().map(pool).collect()
 }

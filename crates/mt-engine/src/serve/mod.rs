@@ -5,6 +5,7 @@
 //! sequences receive a token, and the programs of the model do so for all rows at once.
 
 mod answers;
+mod beams;
 mod choice;
 mod handle;
 mod options;
@@ -12,16 +13,23 @@ mod pages;
 mod program;
 mod request;
 mod scheduler;
+mod snapshots;
 mod steps;
 #[cfg(test)]
 mod tests;
 mod worker;
 
 pub use answers::Answers;
+pub use beams::{BeamEnding, BeamSearch};
 pub use handle::{EngineHandle, ServedModel};
+pub(crate) use handle::{Prepared, Shared, pool_sizes};
 pub use options::{CacheSize, ServeOptions};
 pub use program::SERVE_PROGRAMS;
+pub(crate) use program::{ChoiceKey, PoolSizes, ServePrograms, StepKey};
 pub use request::{
     AnswerEvent, AnswerLimits, EngineMetrics, GenerationRequest, SubmitError, TokenChoice, TokenFilter,
     TokenLogProbability,
 };
+pub(crate) use scheduler::{Pause, Piece, Plan, Scheduler, SequenceId};
+pub(crate) use steps::{Adjustment, DeviceSteps, Executables, StepChoice, StepSizes, Steps};
+pub(crate) use worker::{Worker, row};

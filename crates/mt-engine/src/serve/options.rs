@@ -69,7 +69,7 @@ impl ServeOptions {
     }
 
     /// The sizes of programs.
-    pub(super) fn step_sizes(&self) -> StepSizes {
+    pub(crate) fn step_sizes(&self) -> StepSizes {
         let down_to = |least: usize, most: usize| -> Vec<usize> {
             smaller_sizes(most, FACTOR).into_iter().filter(|size| *size >= least).collect()
         };
@@ -109,6 +109,7 @@ impl ServeOptions {
             return Err(EngineError::UnknownAdapter { name: name.clone() });
         }
         self.check_choice(&request.choice)?;
+        self.check_beams(request)?;
         self.check_limits(&request.limits)
     }
 
@@ -146,6 +147,46 @@ impl ServeOptions {
             if allowed.iter().all(|token| choice.banned_tokens.contains(token)) {
                 return wrong("no token is left to choose from: all allowed tokens are banned".to_owned());
             }
+        }
+        Ok(())
+    }
+
+    /// Checks a choice that only draws from the model's distribution, or takes the most probable token.
+    pub(crate) fn check_plain(&self, choice: &TokenChoice) -> Result<(), EngineError> {
+        self.check_choice(choice)?;
+        let &TokenChoice { temperature, top_k, top_p, min_p, seed, .. } = choice;
+        let plain = TokenChoice { temperature, top_k, top_p, min_p, seed, ..TokenChoice::GREEDY };
+        if *choice != plain {
+            return Err(EngineError::Sampling(
+                "a choice has penalties, biases, restrictions or beams, which this engine does not apply\nhint: use \
+                 `EngineHandle`"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_beams(&self, request: &GenerationRequest) -> Result<(), EngineError> {
+        let Some(beams) = request.choice.beams else { return Ok(()) };
+        let wrong = |message: String| Err(EngineError::Sampling(message));
+        let (width, most) = (beams.width, self.max_sequences.min(self.num_choices));
+        if width < request.num_answers || width > most {
+            return wrong(format!(
+                "the beam width is `{width}`, but it has to be at least the number of answers ({}) and at most {most}",
+                request.num_answers
+            ));
+        }
+        if !beams.length_penalty.is_finite() {
+            let penalty = beams.length_penalty;
+            return wrong(format!("`length_penalty` is `{penalty}`, but it has to be a number"));
+        }
+        let plain = TokenChoice { seed: request.choice.seed, beams: Some(beams), ..TokenChoice::GREEDY };
+        if request.choice != plain || !request.filters.is_empty() || request.limits.min_tokens > 0 {
+            return wrong(
+                "beam search looks for the most probable texts, and other rules for tokens are given\nhint: leave out \
+                 temperature, restrictions, penalties, biases, formats and `min_tokens`"
+                    .to_owned(),
+            );
         }
         Ok(())
     }

@@ -31,6 +31,8 @@ const COLUMN: &str = "column";
 const POOL_SLOT: &str = "pool_slot";
 /// The tokens of all rows.
 const WRITTEN: &str = "written";
+/// The tokens that a step chooses.
+const CHOSEN: &str = "chosen";
 
 /// A program with its sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,13 +70,15 @@ impl ChoiceKey {
 }
 
 /// The sizes of the pools.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PoolSizes {
     pub page_size: usize,
     /// The reaches of pools with pages, and their number of pages.
     pub reaches: Vec<(Option<usize>, usize)>,
-    /// The number of entries of pools without pages, with the one for padding.
+    /// The number of entries of pools without pages: one for padding, then those of sequences and of states that are kept.
     pub num_entries: usize,
+    /// The number of states that are kept, if there are pools without pages.
+    pub num_snapshots: Option<usize>,
     /// The maximum number of tokens of a sequence.
     pub max_length: usize,
 }
@@ -97,7 +101,9 @@ impl Columns {
     pub const BEFORE: usize = 0;
     pub const COUNT: usize = 1;
     pub const ENTRY: usize = 2;
-    const TOKENS: usize = 3;
+    /// The row of the last step whose choice is the row's token; negative if the row has tokens of its own.
+    pub const FROM: usize = 3;
+    const TOKENS: usize = 4;
 
     pub fn new(length: usize, pages: usize, num_pools: usize) -> Self {
         Self { length, pages, num_pools }
@@ -133,12 +139,14 @@ struct Advanced<'t> {
     pools: Vec<Output<'t>>,
     /// The number of tokens before the next one: `i32[batch]`
     after: Tensor<'t>,
+    /// The tokens of rows that continue with the choice of the last step; negative for others. `i32[batch]`
+    last: Option<Tensor<'t>>,
 }
 
 impl ServePrograms {
     /// The pools with the model's state, in the model's order.
     pub fn pools(&self) -> Vec<StateSpec> {
-        let PoolSizes { page_size, reaches, num_entries, max_length } = &self.sizes;
+        let PoolSizes { page_size, reaches, num_entries, max_length, .. } = &self.sizes;
         let pooled = |spec: StateSpec| {
             let known = reaches.iter().find(|(reach, _)| spec.kept == Kept::Slots { reach: *reach });
             spec.pooled(known.map_or(0, |(_, num_pages)| *num_pages), *page_size, *num_entries)
@@ -181,7 +189,7 @@ impl ServePrograms {
         scores: Option<usize>,
     ) -> Result<Program, EngineError> {
         Ok(program(&self.programs.options(READ_PIECE), |inputs| {
-            let advanced = self.advanced(inputs, rows, length, pages);
+            let advanced = self.advanced(inputs, rows, length, pages, false);
             let mut outputs = advanced.pools;
             if let Some(num_top) = scores {
                 let axes = [axis(BATCH, rows), axis(POSITION, length)];
@@ -197,7 +205,7 @@ impl ServePrograms {
 
     fn choose(&self, rows: usize, pages: usize, choice: ChoiceKey) -> Result<Program, EngineError> {
         Ok(program(&self.programs.options(CHOOSE_TOKENS), |inputs| {
-            let advanced = self.advanced(inputs, rows, 1, pages);
+            let advanced = self.advanced(inputs, rows, 1, pages, true);
             let mut outputs = advanced.pools;
             // Choosing reads all logits of a row on one device.
             let logits = self
@@ -214,14 +222,21 @@ impl ServePrograms {
                 .then(|| RowChoices::declare(inputs, batch));
             let possible = logits.slice(VOCAB, 0, num_choices);
             let possible = match choices.as_ref().filter(|_| choice.is_adjusted) {
-                Some(choices) => Adjustments::declare(inputs, batch, num_choices).apply(possible, choices),
+                Some(choices) => {
+                    let adjustments = Adjustments::declare(inputs, batch, num_choices);
+                    // The host has not counted tokens that it does not know yet.
+                    let adjustments = advanced.last.into_iter().fold(adjustments, Adjustments::counting);
+                    adjustments.apply(possible, choices)
+                }
                 None => possible,
             };
             let tokens = possible.scope("choice", |possible| match &choices {
                 Some(choices) => choices.choose(choice.sampler, possible, advanced.after),
                 None => Sampler::Greedy.choose(possible, advanced.after, None),
             });
-            outputs.push(inputs.replicated("tokens", tokens));
+            let unused = self.sizes.num_entries - rows;
+            let kept = tokens.rename(BATCH, CHOSEN).pad(CHOSEN, 0, unused, 0.0);
+            outputs.push(inputs.replicated("tokens", kept));
             outputs.extend(CandidateScores::of(logits, tokens, choice.num_top).outputs(inputs));
             outputs
         })?)
@@ -282,7 +297,17 @@ impl ServePrograms {
             let flat = pool.merge(&[PAGE, KV_POSITION], POOL_SLOT);
             return put_in_turn(flat, POOL_SLOT, slots, written).split(POOL_SLOT, &pages);
         }
-        // The pool keeps its shape, since a reshaped one is not updated in place.
+        if self.programs.target.is_cpu() {
+            // One token. The pool keeps its shape, since a reshaped one is not updated in place, and neither is one with an
+            // axis of size 1 by a scatter.
+            let slot = slots.squeeze(WRITTEN);
+            let page_size = pool.axis(KV_POSITION).size as f64;
+            let page = slot / page_size;
+            let old = pool.dynamic_slice(PAGE, page, 1);
+            let value = written.rename(WRITTEN, KV_POSITION);
+            let new = old.dynamic_update(KV_POSITION, slot - page * page_size, value);
+            return pool.dynamic_update(PAGE, page, new);
+        }
         let page_size = self.sizes.page_size as f64;
         let page = slots / page_size;
         pool.put_pairs([PAGE, KV_POSITION], [page, slots - page * page_size], written)
@@ -292,15 +317,14 @@ impl ServePrograms {
     fn with_entries<'t>(&self, pool: Tensor<'t>, entries: Tensor<'t>, made: Tensor<'t>) -> Tensor<'t> {
         match self.writes_in_turn(entries) {
             true => {
-                let order: Vec<&'static str> = pool
-                    .axes()
-                    .iter()
-                    .map(|own| if own.name == ENTRY_OF_SEQUENCE { BATCH } else { own.name })
-                    .collect();
-                let (entries, made) =
-                    (entries.rename(BATCH, WRITTEN), made.order(&order).rename(BATCH, WRITTEN));
+                let (entries, made) = (entries.rename(BATCH, WRITTEN), made.rename(BATCH, WRITTEN));
                 put_in_turn(pool, ENTRY_OF_SEQUENCE, entries, made)
             }
+            false if self.programs.target.is_cpu() => pool.dynamic_update(
+                ENTRY_OF_SEQUENCE,
+                entries.squeeze(BATCH),
+                made.rename(BATCH, ENTRY_OF_SEQUENCE),
+            ),
             false => pool.put(ENTRY_OF_SEQUENCE, entries, made),
         }
     }
@@ -312,8 +336,16 @@ impl ServePrograms {
     }
 
     /// Declares the inputs of rows, and applies the layers to their tokens.
-    fn advanced<'t>(&self, inputs: &Inputs<'t>, rows: usize, length: usize, pages: usize) -> Advanced<'t> {
-        let PoolSizes { page_size, reaches, max_length, .. } = &self.sizes;
+    /// With `continues`, rows can continue with the choices of the last step.
+    fn advanced<'t>(
+        &self,
+        inputs: &Inputs<'t>,
+        rows: usize,
+        length: usize,
+        pages: usize,
+        continues: bool,
+    ) -> Advanced<'t> {
+        let PoolSizes { page_size, reaches, max_length, num_entries, .. } = &self.sizes;
         let parameters = self.programs.parameters(inputs);
         let pools = self.pool_inputs(inputs);
         let region = inputs.region();
@@ -354,24 +386,31 @@ impl ServePrograms {
             slots: *max_length,
             pages: Some(PageTables { tables, entries, before }),
         };
-        let tokens = Tokens::as_read(range(columns.tokens(), POSITION), places + before, segmentation);
+        let given = range(columns.tokens(), POSITION);
+        let last = continues.then(|| {
+            let from = integers.at(COLUMN, Columns::FROM);
+            let chosen =
+                inputs.input("last_tokens", DType::I32, &[axis(CHOSEN, *num_entries)], &[None], false);
+            from.less(0.0).select(from, chosen.take(CHOSEN, from))
+        });
+        let tokens =
+            last.map_or(given, |last| last.less(0.0).broadcast(&axes).select(given, last.broadcast(&axes)));
+        let tokens = Tokens::as_read(tokens, places + before, segmentation);
         let forward = Forward { state: Some(state), ..Forward::default() };
         let made = self.programs.model.hidden(&parameters, tokens, forward);
         let updated = pools.into_iter().zip(self.pools()).zip(made.state).map(|((pool, spec), written)| {
+            let written = gathered(written, &spec);
             let Kept::Slots { reach } = spec.kept else {
                 return self.with_entries(pool, entries, written);
             };
             let index = reaches.iter().position(|(other, _)| *other == reach);
             let slots = range(columns.slots(index.expect("each reach has a pool")), POSITION);
             let slots = slots.merge(&[BATCH, POSITION], WRITTEN);
-            let names: Vec<&'static str> =
-                spec.axes.iter().map(|own| if own.name == PAGE { BATCH } else { own.name }).collect();
-            let written = written.order(&names).merge(&[BATCH, KV_POSITION], WRITTEN);
-            self.written_to(pool, slots, written)
+            self.written_to(pool, slots, written.merge(&[BATCH, KV_POSITION], WRITTEN))
         });
         let updated: Vec<Tensor<'t>> = updated.collect();
         let pools = self.pool_outputs(inputs, &updated);
-        Advanced { parameters, hidden: made.hidden, pools, after: before + count }
+        Advanced { parameters, hidden: made.hidden, pools, after: before + count, last }
     }
 }
 
@@ -394,6 +433,15 @@ fn put_in_turn<'t>(
         },
     );
     pool
+}
+
+/// What rows write to a pool, in the order of its axes. Each device that holds pages or entries receives all rows.
+fn gathered<'t>(written: Tensor<'t>, pool: &StateSpec) -> Tensor<'t> {
+    let is_shared = |own: &Axis| [PAGE, ENTRY_OF_SEQUENCE].contains(&own.name);
+    let names = pool.axes.iter().map(|own| if is_shared(own) { BATCH } else { own.name });
+    let placed = pool.axes.iter().zip(&pool.logical_axes);
+    let placed = placed.map(|(own, logical)| logical.filter(|_| !is_shared(own)));
+    written.order(&names.collect::<Vec<_>>()).constrain(&placed.collect::<Vec<_>>())
 }
 
 fn pool_name(spec: &StateSpec) -> String {

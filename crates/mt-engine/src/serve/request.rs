@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::BeamSearch;
 use crate::{EngineError, FinishReason};
 
 /// A request for `num_answers` continuations of one prompt.
@@ -63,6 +64,9 @@ pub struct TokenChoice {
     /// Determines the random numbers, together with the number of the answer and the index of the token; `None` for a
     /// seed of the engine's own.
     pub seed: Option<u64>,
+    /// The most probable texts instead of tokens that are drawn one by one. The answers are the best ones, in descending
+    /// order, and are known at the end of the search. It goes with a temperature of 0 and without other rules.
+    pub beams: Option<BeamSearch>,
 }
 
 impl TokenChoice {
@@ -79,6 +83,7 @@ impl TokenChoice {
         allowed_tokens: None,
         banned_tokens: Vec::new(),
         seed: None,
+        beams: None,
     };
 }
 

@@ -6,7 +6,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::pages::{NULL_PAGE, PageId, PagePool, Prefix, PrefixHasher};
+use super::{
+    pages::{NULL_PAGE, PageId, PagePool, Prefix, PrefixHasher},
+    snapshots::Snapshots,
+};
 
 /// The number of a sequence, in order of arrival.
 pub(crate) type SequenceId = u64;
@@ -24,6 +27,8 @@ pub(crate) struct SchedulerOptions {
     pub piece: usize,
     /// Whether pages are kept for prompts with the same beginning.
     pub keeps_prefixes: bool,
+    /// The number of states that are kept with them, if the model has arrays without pages.
+    pub num_snapshots: Option<usize>,
 }
 
 /// A pool of pages.
@@ -45,6 +50,13 @@ pub(crate) struct Plan {
     pub preempted: Vec<SequenceId>,
 }
 
+impl Plan {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.copies.is_empty() && self.pieces.is_empty() && self.decoded.is_empty()
+    }
+}
+
 /// The state of one sequence that becomes that of another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StateCopy {
@@ -63,12 +75,26 @@ pub(crate) struct Piece {
     pub count: usize,
 }
 
+/// Whether further tokens of a sequence are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pause {
+    No,
+    /// Once the pending token is known.
+    UntilKnown,
+    /// None is, since the pending token is the last one.
+    AtEnd,
+}
+
 /// A sequence of tokens and the place of its state.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     /// The prompt and the answer so far.
     pub tokens: Vec<u32>,
-    /// The number of tokens whose state is in the cache.
+    /// The number of last tokens that steps choose which have started. They are not known yet, and 0 stands for them.
+    pub num_pending: usize,
+    /// Whether no step starts for the sequence at present.
+    pause: Pause,
+    /// The number of tokens whose state is in the cache, or will be after the steps that have started.
     pub cached: usize,
     /// The pages in order, for each pool.
     pub tables: Vec<Vec<PageId>>,
@@ -92,6 +118,11 @@ impl Sequence {
     pub fn is_ready(&self) -> bool {
         self.cached + 1 == self.tokens.len()
     }
+
+    /// The number of tokens that are known.
+    pub fn num_known(&self) -> usize {
+        self.tokens.len() - self.num_pending
+    }
 }
 
 /// The state of all sequences.
@@ -100,6 +131,8 @@ pub(crate) struct Scheduler {
     hasher: PrefixHasher,
     pools: Vec<PagePool>,
     entries: Vec<u32>,
+    /// States of arrays without pages, if the model has such arrays. Their entries follow those of sequences.
+    snapshots: Option<Snapshots>,
     sequences: HashMap<SequenceId, Sequence>,
     /// In order of arrival.
     running: Vec<SequenceId>,
@@ -113,6 +146,9 @@ impl Scheduler {
         Self {
             pools: options.pools.iter().map(|pool| PagePool::new(pool.num_pages)).collect(),
             entries: (1..=options.num_sequences as u32).rev().collect(),
+            snapshots: options
+                .num_snapshots
+                .map(|count| Snapshots::new(options.num_sequences as u32 + 1, count)),
             hasher: PrefixHasher::default(),
             sequences: HashMap::new(),
             running: Vec::new(),
@@ -130,6 +166,8 @@ impl Scheduler {
         for id in &ids {
             let sequence = Sequence {
                 tokens: prompt.to_vec(),
+                num_pending: 0,
+                pause: Pause::No,
                 cached: 0,
                 tables: vec![Vec::new(); self.pools.len()],
                 entry: 0,
@@ -169,18 +207,43 @@ impl Scheduler {
         (total - self.pools.iter().map(PagePool::available).sum::<usize>(), total)
     }
 
-    /// The maximum number of tokens of a sequence, so that it can run alone.
-    pub fn longest(&self) -> usize {
-        let unbounded = self.options.pools.iter().filter(|pool| pool.reach.is_none());
-        unbounded.map(|pool| (pool.num_pages - 1) * self.options.page_size).min().unwrap_or(usize::MAX)
+    /// The maximum number of tokens of a sequence, so that it can run alone in these pools.
+    pub fn longest(pools: &[PoolOptions], page_size: usize) -> usize {
+        let unbounded = pools.iter().filter(|pool| pool.reach.is_none());
+        unbounded.map(|pool| (pool.num_pages - 1) * page_size).min().unwrap_or(usize::MAX)
     }
 
     /// Plans the next step.
     pub fn plan(&mut self) -> Plan {
+        self.planned(true)
+    }
+
+    /// Plans a step that reads prompts and chooses no token.
+    pub fn plan_pieces(&mut self) -> Plan {
+        self.planned(false)
+    }
+
+    /// Plans the choice of the next token of one sequence, which is ready.
+    pub fn plan_next(&mut self, id: SequenceId) -> Plan {
+        let mut plan = Plan::default();
+        if self.make_room(id, 1, &mut plan) {
+            plan.decoded.push(id);
+        }
+        plan
+    }
+
+    /// Sets whether further tokens of a sequence are chosen.
+    pub fn pause(&mut self, id: SequenceId, pause: Pause) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.pause = pause;
+        }
+    }
+
+    fn planned(&mut self, chooses: bool) -> Plan {
         let mut plan = Plan::default();
         let mut index = 0;
-        while let Some(&id) = self.running.get(index) {
-            if !self.sequences[&id].is_ready() {
+        while let Some(&id) = self.running.get(index).filter(|_| chooses) {
+            if !self.sequences[&id].is_ready() || self.sequences[&id].pause != Pause::No {
                 index += 1;
             } else if self.make_room(id, 1, &mut plan) {
                 plan.decoded.push(id);
@@ -192,7 +255,7 @@ impl Scheduler {
         index = 0;
         while let Some(&id) = self.running.get(index).filter(|_| budget > 0) {
             let sequence = &self.sequences[&id];
-            let count = (sequence.tokens.len() - 1 - sequence.cached).min(budget);
+            let count = self.length_of_piece(sequence, budget);
             if count == 0 {
                 index += 1;
             } else if self.make_room(id, count, &mut plan) {
@@ -202,9 +265,9 @@ impl Scheduler {
             }
         }
         while budget > 0 && plan.preempted.is_empty() {
-            let Some(id) = self.admit() else { break };
+            let Some(id) = self.admit(&mut plan) else { break };
             let sequence = &self.sequences[&id];
-            let count = (sequence.tokens.len() - 1 - sequence.cached).min(budget);
+            let count = self.length_of_piece(sequence, budget);
             if !self.make_room(id, count.max(1), &mut plan) {
                 break;
             }
@@ -212,7 +275,7 @@ impl Scheduler {
             if count > 0 {
                 plan.pieces.push(Piece { sequence: id, first: sequence.cached, count });
                 budget -= count;
-            } else if sequence.followers.is_empty() {
+            } else if sequence.followers.is_empty() && chooses && sequence.pause == Pause::No {
                 // Followers continue from a state before the first choice, in the next step.
                 plan.decoded.push(id);
             }
@@ -220,19 +283,96 @@ impl Scheduler {
         plan
     }
 
-    /// Takes note that a piece has been processed.
-    pub fn has_read(&mut self, piece: Piece) {
-        if let Some(sequence) = self.sequences.get_mut(&piece.sequence) {
-            sequence.cached = piece.first + piece.count;
-            self.has_grown(piece.sequence);
+    /// The number of tokens of a prompt's next piece. If states are kept, pieces end with pages.
+    fn length_of_piece(&self, sequence: &Sequence, budget: usize) -> usize {
+        let count = (sequence.tokens.len() - 1 - sequence.cached).min(budget);
+        let beyond = (sequence.cached + count) % self.options.page_size;
+        let keeps = self.options.keeps_prefixes && self.options.num_snapshots.is_some_and(|count| count > 0);
+        if keeps && sequence.finds_prefixes && beyond < count { count - beyond } else { count }
+    }
+
+    /// Takes note that a piece has been processed. Returns the copy that keeps the state after it, which is to be made at
+    /// once.
+    pub fn has_read(&mut self, piece: Piece) -> Option<StateCopy> {
+        let sequence = self.sequences.get_mut(&piece.sequence)?;
+        sequence.cached = piece.first + piece.count;
+        self.has_grown(piece.sequence);
+        let sequence = &self.sequences[&piece.sequence];
+        let size = self.options.page_size;
+        if !self.options.keeps_prefixes || !sequence.cached.is_multiple_of(size) {
+            return None;
+        }
+        let prefix = *sequence.prefixes.get(sequence.cached / size - 1)?;
+        let entry = self.snapshots.as_mut()?.keep(prefix)?;
+        Some(self.entry_copied(piece.sequence, [sequence.entry, entry]))
+    }
+
+    /// A copy of the state in arrays without pages.
+    fn entry_copied(&self, to_sequence: SequenceId, entries: [u32; 2]) -> StateCopy {
+        StateCopy { to_sequence, entries, pages: vec![[NULL_PAGE; 2]; self.pools.len()] }
+    }
+
+    /// Takes note of a step that has started and chooses the token that continues a sequence.
+    pub fn has_started(&mut self, id: SequenceId, pause: Pause) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.cached = sequence.tokens.len();
+            sequence.tokens.push(0);
+            sequence.num_pending += 1;
+            sequence.pause = pause;
         }
     }
 
-    /// Takes note of the token that continues a sequence.
+    /// Adds a sequence with the tokens and the state of another one, which runs. The copy is to be made at once; without
+    /// it, the sequence is read on its own later, since there is no room for it now.
+    pub fn fork(&mut self, id: SequenceId) -> (SequenceId, Option<StateCopy>) {
+        let child = self.next;
+        self.next += 1;
+        let parent = &self.sequences[&id];
+        let sequence = Sequence {
+            tokens: parent.tokens.clone(),
+            tables: vec![Vec::new(); self.pools.len()],
+            prefixes: parent.prefixes.clone(),
+            followers: Vec::new(),
+            cached: 0,
+            entry: 0,
+            found: 0,
+            registered: 0,
+            ..*parent
+        };
+        let is_running = parent.entry != 0;
+        self.sequences.insert(child, sequence);
+        let copy = if is_running { self.copied(id, child) } else { None };
+        (child, copy)
+    }
+
+    /// Puts the youngest sequence back that waits for its token to be known, so that others have room.
+    pub fn put_back_paused(&mut self) {
+        let is_paused = |id: &&SequenceId| self.sequences[*id].pause == Pause::UntilKnown;
+        if let Some(youngest) = self.running.iter().rev().find(is_paused).copied() {
+            self.put_back(youngest);
+        }
+    }
+
+    /// Puts a sequence back, which waits as soon as all of its tokens are known.
+    fn put_back(&mut self, id: SequenceId) {
+        self.put_down(id);
+        if self.sequences[&id].num_pending == 0 {
+            self.waiting.insert(id);
+        }
+    }
+
+    /// Takes note of the first token that was not known.
     pub fn has_chosen(&mut self, id: SequenceId, token: u32) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
-            sequence.cached = sequence.tokens.len();
-            sequence.tokens.push(token);
+            if sequence.entry == 0 {
+                self.waiting.insert(id);
+            }
+            let place = sequence.num_known();
+            sequence.tokens[place] = token;
+            sequence.num_pending -= 1;
+            if sequence.pause == Pause::UntilKnown {
+                sequence.pause = Pause::No;
+            }
             self.has_grown(id);
         }
     }
@@ -324,7 +464,7 @@ impl Scheduler {
     }
 
     /// Admits the first waiting sequence if there is room for its tokens, with the pages of its beginning that are kept.
-    fn admit(&mut self) -> Option<SequenceId> {
+    fn admit(&mut self, plan: &mut Plan) -> Option<SequenceId> {
         let id = *self.waiting.first()?;
         if self.entries.is_empty() {
             return None;
@@ -351,6 +491,11 @@ impl Scheduler {
         sequence.cached = num_found * size;
         sequence.found = sequence.cached;
         sequence.registered = num_found;
+        let last = num_found.checked_sub(1).map(|last| sequence.prefixes[last]);
+        if let (Some(snapshots), Some(prefix)) = (&mut self.snapshots, last) {
+            let kept = snapshots.find(prefix).expect("prefixes are found with their states");
+            plan.copies.push(self.entry_copied(id, [kept, entry]));
+        }
         self.run(id);
         Some(id)
     }
@@ -359,6 +504,7 @@ impl Scheduler {
     /// of tokens needs only the last pages.
     fn find_pages(&mut self, id: SequenceId) -> usize {
         let sequence = self.sequences.get_mut(&id).expect("it waits");
+        debug_assert_eq!(sequence.num_pending, 0, "steps that had started have ended");
         if !sequence.finds_prefixes {
             return 0;
         }
@@ -376,10 +522,16 @@ impl Scheduler {
         let unbounded = pools().filter(|(_, options)| options.reach.is_none());
         let kept = unbounded.map(|(pool, _)| (0..most).take_while(|number| has(pool, *number)).count());
         let bounded: Vec<_> = pools().filter(|(_, options)| options.reach.is_some()).collect();
+        let snapshots = self.snapshots.as_ref();
+        let has_state = |count: usize| {
+            let last = count.checked_sub(1).map(|last| sequence.prefixes[last]);
+            last.is_none_or(|last| snapshots.is_none_or(|snapshots| snapshots.contains(last)))
+        };
         let fits = |count: &usize| {
-            bounded.iter().all(|(pool, options)| {
-                (first_needed(options.reach, *count)..*count).all(|number| has(pool, number))
-            })
+            has_state(*count)
+                && bounded.iter().all(|(pool, options)| {
+                    (first_needed(options.reach, *count)..*count).all(|number| has(pool, number))
+                })
         };
         let num_found = (0..=kept.min().unwrap_or(most)).rev().find(fits).unwrap_or(0);
         for ((pool, options), table) in
@@ -400,8 +552,7 @@ impl Scheduler {
     fn make_room(&mut self, id: SequenceId, count: usize, plan: &mut Plan) -> bool {
         while !self.grow(id, count) {
             let youngest = *self.running.last().expect("the sequence runs");
-            self.put_down(youngest);
-            self.waiting.insert(youngest);
+            self.put_back(youngest);
             plan.preempted.push(youngest);
             plan.decoded.retain(|other| *other != youngest);
             plan.pieces.retain(|piece| piece.sequence != youngest);
@@ -432,8 +583,9 @@ impl Scheduler {
     /// Registers the pages that have become full, and releases those that no later query sees.
     fn has_grown(&mut self, id: SequenceId) {
         let size = self.options.page_size;
-        let sequence = self.sequences.get_mut(&id).expect("it runs");
-        let num_full = sequence.cached / size;
+        let sequence = self.sequences.get_mut(&id).expect("it exists");
+        let num_settled = sequence.cached.min(sequence.num_known());
+        let num_full = num_settled / size;
         if self.options.keeps_prefixes {
             while sequence.prefixes.len() < num_full {
                 let number = sequence.prefixes.len();
@@ -455,7 +607,7 @@ impl Scheduler {
         for ((pool, options), table) in
             self.pools.iter_mut().zip(&self.options.pools).zip(&mut sequence.tables)
         {
-            let seen = first_seen(options.reach, sequence.cached, size).min(table.len());
+            let seen = first_seen(options.reach, num_settled, size).min(table.len());
             // Pages before the last released one were released earlier.
             for page in table[..seen].iter_mut().rev().take_while(|page| **page != NULL_PAGE) {
                 pool.release(*page);

@@ -1,9 +1,14 @@
 //! The steps of an engine on its devices.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    ops::Deref,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use bytemuck::Pod;
-use mt_runtime::{Array, CompileSettings, Executable, Input, Runtime, RuntimeError};
+use mt_runtime::{Array, CompileSettings, Executable, Input, PendingArray, Runtime, RuntimeError};
 use mt_shape::{DType, HostArray, Sharding};
 
 use super::{
@@ -20,6 +25,8 @@ use crate::{EngineError, engine::LESS_MEMORY, sampler::Sampler};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepRow<'a> {
     pub tokens: &'a [u32],
+    /// The row of the step that was started last whose choice is the only token, if the host does not know it yet.
+    pub from: Option<usize>,
     /// The number of tokens before them.
     pub before: usize,
     /// The pages of the sequence, for each pool with pages.
@@ -49,6 +56,9 @@ pub(crate) struct Adjustment {
 
 /// The work of an engine's steps.
 pub(crate) trait Steps {
+    /// Tokens that a step chooses.
+    type Pending;
+
     /// Copies the state of a sequence.
     fn copy(&mut self, copy: &StateCopy) -> Result<(), EngineError>;
 
@@ -61,12 +71,15 @@ pub(crate) trait Steps {
         scores: Option<usize>,
     ) -> Result<Vec<Vec<TokenLogProbability>>, EngineError>;
 
-    /// Reads one token of each row, and chooses the next ones.
-    fn choose(
+    /// Starts to read one token of each row, and to choose the next ones.
+    fn start(
         &mut self,
         rows: &[StepRow<'_>],
         choices: &[StepChoice<'_>],
-    ) -> Result<Vec<TokenLogProbability>, EngineError>;
+    ) -> Result<Self::Pending, EngineError>;
+
+    /// Waits for the tokens of a step.
+    fn finish(&mut self, pending: Self::Pending) -> Result<Vec<TokenLogProbability>, EngineError>;
 
     /// Forgets all state, after a step has failed.
     fn reset(&mut self) -> Result<(), EngineError>;
@@ -90,16 +103,31 @@ pub(crate) fn rounded_up(sizes: &[usize], needed: usize) -> usize {
     sizes.iter().copied().find(|size| *size >= needed).unwrap_or(needed)
 }
 
-/// Steps of a model.
-pub(crate) struct DeviceSteps {
+/// Compiled programs, which engines with pools of the same sizes can share.
+pub(crate) type Executables = Arc<Mutex<HashMap<StepKey, Executable>>>;
+
+/// Steps of a model, whose parameters are shared or borrowed.
+pub(crate) struct DeviceSteps<P = Arc<Vec<Array>>> {
     runtime: Runtime,
-    parameters: Arc<Vec<Array>>,
+    parameters: P,
     programs: ServePrograms,
     sizes: StepSizes,
     compile: CompileSettings,
-    executables: HashMap<StepKey, Executable>,
+    executables: Executables,
+    /// The time for tracing and compiling programs.
+    pub compiled: Duration,
     /// The pools. Empty while a program has them.
     pools: Vec<Array>,
+    /// The tokens that the last step chooses, one for each sequence that can run.
+    last: Option<Array>,
+}
+
+/// The outputs of a step during their copy to the host.
+pub(crate) struct PendingChoice {
+    tokens: PendingArray,
+    scores: Vec<PendingArray>,
+    /// The number of most probable tokens that each row wants.
+    num_top: Vec<usize>,
 }
 
 /// Log-probabilities on the host, by row or by position of rows.
@@ -108,16 +136,18 @@ struct Scores {
     top: Option<(HostArray, HostArray)>,
 }
 
-impl DeviceSteps {
+impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
     pub fn new(
         runtime: Runtime,
-        parameters: Arc<Vec<Array>>,
+        parameters: P,
         programs: ServePrograms,
         sizes: StepSizes,
         compile: CompileSettings,
+        executables: Executables,
     ) -> Result<Self, EngineError> {
-        let (executables, pools) = (HashMap::new(), Vec::new());
-        let mut steps = Self { runtime, parameters, programs, sizes, compile, executables, pools };
+        let (compiled, pools, last) = (Duration::ZERO, Vec::new(), None);
+        let mut steps =
+            Self { runtime, parameters, programs, sizes, compile, executables, compiled, pools, last };
         steps.reset()?;
         Ok(steps)
     }
@@ -142,14 +172,24 @@ impl DeviceSteps {
         self.executable(StepKey::Copy).map(|_| ())
     }
 
-    fn executable(&mut self, key: StepKey) -> Result<Executable, EngineError> {
-        if let Some(executable) = self.executables.get(&key) {
+    /// The pools, in the model's order.
+    #[cfg(test)]
+    pub fn pools(&self) -> Vec<mt_models::StateSpec> {
+        self.programs.pools()
+    }
+
+    /// The compiled program; it is compiled on first use.
+    pub(super) fn executable(&mut self, key: StepKey) -> Result<Executable, EngineError> {
+        let mut executables = self.executables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(executable) = executables.get(&key) {
             return Ok(executable.clone());
         }
+        let started = Instant::now();
         let program = self.programs.trace(key)?;
         let executable = self.runtime.compile(&program, &self.compile)?;
         self.runtime.check_memory(&[&executable], LESS_MEMORY)?;
-        self.executables.insert(key, executable.clone());
+        executables.insert(key, executable.clone());
+        self.compiled += started.elapsed();
         Ok(executable)
     }
 
@@ -167,7 +207,7 @@ impl DeviceSteps {
         inputs: Vec<Array>,
     ) -> Result<Vec<Array>, EngineError> {
         let executable = self.executable(key)?;
-        let parameters = if has_parameters { self.parameters.as_slice() } else { &[] };
+        let parameters = if has_parameters { (*self.parameters).as_ref() } else { &[] };
         let num_pools = self.pools.len();
         let all = parameters
             .iter()
@@ -196,6 +236,7 @@ impl DeviceSteps {
             integers[Columns::BEFORE] = row.before as i32;
             integers[Columns::COUNT] = row.tokens.len() as i32;
             integers[Columns::ENTRY] = row.entry as i32;
+            integers[Columns::FROM] = row.from.map_or(-1, |row| row as i32);
             for (to, token) in integers[columns.tokens()].iter_mut().zip(row.tokens) {
                 *to = *token as i32;
             }
@@ -288,7 +329,9 @@ impl DeviceSteps {
     }
 }
 
-impl Steps for DeviceSteps {
+impl<P: Deref<Target: AsRef<[Array]>>> Steps for DeviceSteps<P> {
+    type Pending = PendingChoice;
+
     fn copy(&mut self, copy: &StateCopy) -> Result<(), EngineError> {
         let pages = copy.pages.iter().flatten().map(|page| *page as i32);
         let numbers: Vec<i32> = copy.entries.iter().map(|entry| *entry as i32).chain(pages).collect();
@@ -317,7 +360,8 @@ impl Steps for DeviceSteps {
         }
         let outputs = self.run(StepKey::Read { rows: num_rows, length, pages, scores }, true, inputs)?;
         let Some(num_top) = scores else { return Ok(Vec::new()) };
-        let scores = Scores::read(&outputs)?;
+        let scores = outputs.iter().map(Array::to_host_async).collect::<Result<_, _>>()?;
+        let scores = Scores::wait(scores)?;
         let of_row = |(row, targets): (usize, &&[u32])| {
             let each = targets.iter().enumerate();
             each.map(|(place, target)| scores.of(row * length + place, *target, num_top)).collect()
@@ -325,43 +369,55 @@ impl Steps for DeviceSteps {
         Ok(targets.iter().enumerate().map(of_row).collect())
     }
 
-    fn choose(
+    fn start(
         &mut self,
         rows: &[StepRow<'_>],
         choices: &[StepChoice<'_>],
-    ) -> Result<Vec<TokenLogProbability>, EngineError> {
+    ) -> Result<PendingChoice, EngineError> {
         let num_rows = rounded_up(&self.sizes.rows, rows.len());
         // Prompts of one token are rare, so they have no programs of their own.
         let pages = self.num_pages(rows).unwrap_or_else(|| rounded_up(&self.sizes.pages, 1));
         let columns = Columns::new(1, pages, self.programs.sizes.reaches.len());
         let key = self.choice_key(choices);
         let mut inputs = vec![self.integers(rows, num_rows, columns)?];
+        inputs.extend(self.last.take());
         inputs.extend(self.choice_inputs(key, choices, num_rows)?);
-        let outputs = self.run(StepKey::Choose { rows: num_rows, pages, choice: key }, true, inputs)?;
-        let tokens = outputs[0].to_host()?;
-        let scores = Scores::read(&outputs[1..])?;
+        let mut outputs = self.run(StepKey::Choose { rows: num_rows, pages, choice: key }, true, inputs)?;
+        let tokens = outputs.remove(0);
+        let pending = PendingChoice {
+            tokens: tokens.to_host_async()?,
+            scores: outputs.iter().map(Array::to_host_async).collect::<Result<_, _>>()?,
+            num_top: choices.iter().map(|choice| choice.num_top).collect(),
+        };
+        self.last = Some(tokens);
+        Ok(pending)
+    }
+
+    fn finish(&mut self, pending: PendingChoice) -> Result<Vec<TokenLogProbability>, EngineError> {
+        let tokens = pending.tokens.wait()?;
+        let scores = Scores::wait(pending.scores)?;
         let tokens = tokens.as_slice::<i32>().expect("tokens have 32 bits");
-        let chosen = choices.iter().zip(tokens).enumerate();
-        Ok(chosen
-            .map(|(row, (choice, token))| scores.of(row, token.cast_unsigned(), choice.num_top))
-            .collect())
+        let chosen = pending.num_top.iter().zip(tokens).enumerate();
+        Ok(chosen.map(|(row, (num_top, token))| scores.of(row, token.cast_unsigned(), *num_top)).collect())
     }
 
     fn reset(&mut self) -> Result<(), EngineError> {
         self.pools.clear();
         let executable = self.executable(StepKey::Empty)?;
         self.pools = executable.run(Vec::new())?;
+        let num_tokens = self.programs.sizes.num_entries;
+        self.last = Some(self.array(DType::I32, &[num_tokens], &vec![0_i32; num_tokens])?);
         Ok(())
     }
 }
 
 impl Scores {
-    fn read(outputs: &[Array]) -> Result<Self, RuntimeError> {
-        let top = match outputs {
-            [_, scores, tokens] => Some((scores.to_host()?, tokens.to_host()?)),
-            _ => None,
-        };
-        Ok(Self { given: outputs[0].to_host()?, top })
+    fn wait(outputs: Vec<PendingArray>) -> Result<Self, RuntimeError> {
+        let mut outputs = outputs.into_iter().map(PendingArray::wait);
+        let given = outputs.next().expect("programs return the tokens' log-probabilities")?;
+        let top = outputs.next().zip(outputs.next());
+        let top = top.map(|(scores, tokens)| Ok::<_, RuntimeError>((scores?, tokens?))).transpose()?;
+        Ok(Self { given, top })
     }
 
     /// The log-probability of a token, and of the `num_top` most probable ones.

@@ -1,14 +1,19 @@
-//! The thread of an engine: takes requests, runs steps, and sends events.
+//! The work of an engine: takes requests, runs steps, and sends events.
+//!
+//! A step starts before the host knows the tokens of the one before it. Those stay on the devices as the next step's input,
+//! and are read and sent while it runs. So what ends an answer other than its length is noticed a step late; the token of
+//! that step is dropped.
 
 use std::{collections::HashMap, sync::Arc};
 
 use super::{
     AnswerEvent, GenerationRequest, TokenFilter, TokenLogProbability,
     answers::AnswerSender,
+    beams::{Beams, OpenSearch},
     handle::Shared,
     options::ServeOptions,
     pages::PageId,
-    scheduler::{Piece, Plan, Scheduler, SequenceId},
+    scheduler::{Pause, Piece, Plan, Scheduler, SequenceId},
     steps::{Adjustment, StepChoice, StepRow, StepSizes, Steps, rounded_up},
 };
 use crate::{EngineError, FinishReason, serve::choice::num_words};
@@ -19,37 +24,69 @@ pub(crate) struct Accepted {
     pub sender: AnswerSender,
     /// The seed of its random numbers.
     pub seed: u64,
+    /// The number of the first answer, by which answers with the same seed differ.
+    pub first_answer: u64,
 }
 
 /// A request with answers that have not ended.
-struct OpenRequest {
-    accepted: Accepted,
+pub(super) struct OpenRequest {
+    pub accepted: Accepted,
     /// Tokens that end its answers.
-    stop: Vec<u32>,
+    pub stop: Vec<u32>,
     /// The number of tokens of an answer.
     limit: usize,
     /// The log-probabilities of the prompt's tokens, as far as they are known, until they are reported.
     prompt_scores: Option<Vec<Option<TokenLogProbability>>>,
-    sequences: Vec<SequenceId>,
+    pub sequences: Vec<SequenceId>,
+    /// Set if it searches for the most probable texts.
+    pub search: Option<OpenSearch>,
+}
+
+impl OpenRequest {
+    /// The number of most probable tokens that its rows need.
+    fn num_top(&self) -> usize {
+        let request = &self.accepted.request;
+        let reported = request.log_probabilities.unwrap_or(0);
+        let search = request.choice.beams;
+        search.map_or(reported, |search| search.num_candidates(self.stop.len()).max(reported))
+    }
 }
 
 /// An answer in progress.
-struct Answer {
-    request: u64,
+pub(super) struct Answer {
+    pub request: u64,
     number: usize,
     num_tokens: usize,
+    /// The number of tokens that are known or pending.
+    pub num_started: usize,
     filter: Option<Box<dyn TokenFilter>>,
     adjustment: Option<Adjustment>,
 }
 
-/// The thread of an engine.
-pub(crate) struct Worker<S> {
-    steps: S,
-    scheduler: Scheduler,
-    shared: Arc<Shared>,
-    options: Arc<ServeOptions>,
-    requests: HashMap<u64, OpenRequest>,
-    answers: HashMap<SequenceId, Answer>,
+impl Answer {
+    pub fn new(request: u64, number: usize) -> Self {
+        Self { request, number, num_tokens: 0, num_started: 0, filter: None, adjustment: None }
+    }
+}
+
+/// A step whose tokens the host has not read yet.
+struct Started<P> {
+    pending: P,
+    /// The sequence of each row.
+    sequences: Vec<SequenceId>,
+    /// The row of each sequence.
+    rows: HashMap<SequenceId, usize>,
+}
+
+/// The work of an engine.
+pub(crate) struct Worker<S: Steps> {
+    pub steps: S,
+    started: Option<Started<S::Pending>>,
+    pub(super) scheduler: Scheduler,
+    pub(super) shared: Arc<Shared>,
+    pub(super) options: Arc<ServeOptions>,
+    pub(super) requests: HashMap<u64, OpenRequest>,
+    pub(super) answers: HashMap<SequenceId, Answer>,
     num_requests: u64,
     /// The numbers of tokens of pieces that have programs, and the number of prompts that are read together.
     lengths: Vec<usize>,
@@ -66,6 +103,7 @@ impl<S: Steps> Worker<S> {
     ) -> Self {
         Self {
             steps,
+            started: None,
             scheduler,
             shared,
             options,
@@ -79,20 +117,36 @@ impl<S: Steps> Worker<S> {
 
     /// Runs until the engine is shut down.
     pub fn run(mut self) {
-        while let Some(accepted) = self.shared.next_requests(self.scheduler.is_idle()) {
-            accepted.into_iter().for_each(|accepted| self.open(accepted));
-            self.close_cancelled();
-            let made = self.step();
-            if let Err(error) = made {
-                self.fail_all(error);
-            }
-            self.report();
+        while let Some(accepted) = self.shared.next_requests(self.is_idle()) {
+            self.turn(accepted);
         }
         let left: Vec<u64> = self.requests.keys().copied().collect();
         for request in left {
             self.fail(request, EngineError::ShutDown);
         }
         self.report();
+    }
+
+    /// Whether no request is open.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle()
+    }
+
+    /// Opens requests, and runs a step.
+    pub fn turn(&mut self, accepted: impl IntoIterator<Item = Accepted>) {
+        accepted.into_iter().for_each(|accepted| self.open(accepted));
+        self.close_cancelled();
+        if let Err(error) = self.step() {
+            self.fail_all(error);
+        }
+        self.report();
+    }
+
+    /// Ends one answer of the request that was opened as `number`, before its next token.
+    pub fn cancel(&mut self, number: u64, answer: usize) {
+        let is_it = |other: &Answer| other.request == number && other.number == answer;
+        let found = self.answers.iter().find(|(_, other)| is_it(other)).map(|(id, _)| *id);
+        found.into_iter().for_each(|id| self.finish(id, FinishReason::Cancelled));
     }
 
     fn open(&mut self, accepted: Accepted) {
@@ -103,24 +157,32 @@ impl<S: Steps> Worker<S> {
             stop.extend(&self.options.eos_tokens);
         }
         let wants_scores = request.prompt_log_probabilities.is_some();
-        let sequences = self.scheduler.add(&request.prompt, request.num_answers, !wants_scores);
+        // The texts of a search begin as one.
+        let num_sequences = if request.choice.beams.is_some() { 1 } else { request.num_answers };
+        let sequences = self.scheduler.add(&request.prompt, num_sequences, !wants_scores);
         let number = self.num_requests;
         self.num_requests += 1;
         let adjustment = self.adjustment(request);
         let prompt_scores = vec![None; if wants_scores { request.prompt.len() } else { 0 }];
         let limit = request.limits.max_new_tokens.unwrap_or(room).min(room);
         self.shared.count(|metrics| metrics.prompt_tokens += request.prompt.len() as u64);
+        let search = request.choice.beams.map(|search| OpenSearch {
+            beams: Beams::new(search, limit, request.log_probabilities.unwrap_or(0)),
+            sequences: sequences.clone(),
+            candidates: vec![None],
+        });
         let mut open = OpenRequest {
             accepted,
             stop,
             limit,
             prompt_scores: Some(prompt_scores),
             sequences: sequences.clone(),
+            search,
         };
         let mut filters = std::mem::take(&mut open.accepted.request.filters).into_iter();
         for (index, sequence) in sequences.into_iter().enumerate() {
             let (filter, adjustment) = (filters.next(), adjustment.clone());
-            let answer = Answer { request: number, number: index, num_tokens: 0, filter, adjustment };
+            let answer = Answer { filter, adjustment, ..Answer::new(number, index) };
             self.answers.insert(sequence, answer);
         }
         self.requests.insert(number, open);
@@ -160,7 +222,7 @@ impl<S: Steps> Worker<S> {
     }
 
     /// Removes a request with all its answers.
-    fn close(&mut self, number: u64) -> Option<OpenRequest> {
+    pub(super) fn close(&mut self, number: u64) -> Option<OpenRequest> {
         let request = self.requests.remove(&number)?;
         for sequence in &request.sequences {
             self.scheduler.remove(*sequence);
@@ -187,6 +249,7 @@ impl<S: Steps> Worker<S> {
             self.fail(number, error);
         }
         self.scheduler.forget();
+        self.started = None;
         if let Err(error) = self.steps.reset() {
             self.shared.break_down(error.to_string());
         }
@@ -214,7 +277,28 @@ impl<S: Steps> Worker<S> {
             self.read(now)?;
             rest = later;
         }
-        self.choose(decoded)
+        let was_idle = pieces.is_empty() && decoded.is_empty() && preempted.is_empty();
+        let next = self.start(decoded)?;
+        let has_settled = self.settle()?;
+        self.started = next;
+        if was_idle && !has_settled {
+            // Texts of a search wait for others that find no room.
+            self.scheduler.put_back_paused();
+        }
+        Ok(())
+    }
+
+    /// Waits for the step that was started last, and sends its tokens. `false` if there is none.
+    fn settle(&mut self) -> Result<bool, EngineError> {
+        let Some(Started { pending, sequences, .. }) = self.started.take() else { return Ok(false) };
+        let chosen = self.steps.finish(pending)?;
+        // Tokens beyond the end of an answer are dropped.
+        let num_kept = sequences.iter().filter(|id| self.answers.contains_key(id)).count();
+        self.shared.count(|metrics| metrics.generated_tokens += num_kept as u64);
+        for (id, token) in sequences.into_iter().zip(chosen) {
+            self.receive(id, token)?;
+        }
+        Ok(true)
     }
 
     /// The number of tokens whose log-probabilities a sequence's request wants with those of its prompt.
@@ -239,44 +323,60 @@ impl<S: Steps> Worker<S> {
             let known = request.prompt_scores.iter_mut().flatten().skip(piece.first + 1);
             known.zip(made).for_each(|(known, score)| *known = Some(score));
         }
-        pieces.iter().for_each(|piece| self.scheduler.has_read(*piece));
+        for piece in pieces {
+            if let Some(copy) = self.scheduler.has_read(*piece) {
+                self.steps.copy(&copy)?;
+            }
+        }
         Ok(())
     }
 
-    fn choose(&mut self, decoded: Vec<SequenceId>) -> Result<(), EngineError> {
-        let decoded: Vec<SequenceId> = decoded.into_iter().filter(|id| self.may_continue(*id)).collect();
-        if decoded.is_empty() {
-            return Ok(());
+    /// Starts a step that chooses the next tokens of sequences.
+    fn start(&mut self, decoded: Vec<SequenceId>) -> Result<Option<Started<S::Pending>>, EngineError> {
+        let sequences: Vec<SequenceId> = decoded.into_iter().filter(|id| self.may_continue(*id)).collect();
+        if sequences.is_empty() {
+            return Ok(None);
         }
-        let chosen = {
-            let rows: Vec<StepRow<'_>> = decoded
-                .iter()
-                .map(|id| {
-                    let sequence = self.scheduler.sequence(*id);
-                    row(sequence, sequence.cached..sequence.cached + 1)
-                })
-                .collect();
-            let choices: Vec<StepChoice<'_>> = decoded
-                .iter()
-                .map(|id| {
-                    let answer = &self.answers[id];
-                    let accepted = &self.requests[&answer.request].accepted;
-                    StepChoice {
-                        choice: &accepted.request.choice,
-                        seed: accepted.seed,
-                        answer: answer.number as u64,
-                        num_top: accepted.request.log_probabilities.unwrap_or(0),
-                        adjustment: answer.adjustment.as_ref(),
-                    }
-                })
-                .collect();
-            self.steps.choose(&rows, &choices)?
-        };
-        self.shared.count(|metrics| metrics.generated_tokens += chosen.len() as u64);
-        for (id, token) in decoded.into_iter().zip(chosen) {
-            self.receive(id, token);
+        let rows: Vec<StepRow<'_>> = sequences
+            .iter()
+            .map(|id| {
+                let sequence = self.scheduler.sequence(*id);
+                let last = self.started.as_ref().filter(|_| sequence.num_pending > 0);
+                let from = last.and_then(|last| last.rows.get(id).copied());
+                StepRow { from, ..row(sequence, sequence.cached..sequence.cached + 1) }
+            })
+            .collect();
+        let choices: Vec<StepChoice<'_>> = sequences
+            .iter()
+            .map(|id| {
+                let answer = &self.answers[id];
+                let request = &self.requests[&answer.request];
+                let accepted = &request.accepted;
+                StepChoice {
+                    choice: &accepted.request.choice,
+                    seed: accepted.seed,
+                    answer: accepted.first_answer + answer.number as u64,
+                    num_top: request.num_top(),
+                    adjustment: answer.adjustment.as_ref(),
+                }
+            })
+            .collect();
+        let pending = self.steps.start(&rows, &choices)?;
+        for id in &sequences {
+            let answer = self.answers.get_mut(id).expect("the answer continues");
+            answer.num_started += 1;
+            let pause = if answer.num_started == self.requests[&answer.request].limit {
+                Pause::AtEnd
+            } else if answer.filter.is_some() || self.requests[&answer.request].search.is_some() {
+                // A filter has to see each token before it allows the next one, and a search decides which texts go on.
+                Pause::UntilKnown
+            } else {
+                Pause::No
+            };
+            self.scheduler.has_started(*id, pause);
         }
-        Ok(())
+        let rows = sequences.iter().enumerate().map(|(row, id)| (*id, row)).collect();
+        Ok(Some(Started { pending, sequences, rows }))
     }
 
     /// Reports the prompt of a sequence before its first choice, and prepares the choice. `false` if the answer has ended.
@@ -289,12 +389,16 @@ impl<S: Steps> Worker<S> {
             request.accepted.sender.send(AnswerEvent::Prompt { cached, log_probabilities: scores });
         }
         if request.limit == 0 {
-            self.finish(id, FinishReason::Length);
+            let number = answer.request;
+            match request.search {
+                Some(_) => self.end_search(number),
+                None => self.finish(id, FinishReason::Length),
+            }
             return false;
         }
         let limits = &request.accepted.request.limits;
-        let is_early = answer.num_tokens < limits.min_tokens;
-        let was_early = limits.min_tokens > 0 && answer.num_tokens == limits.min_tokens;
+        let is_early = answer.num_started < limits.min_tokens;
+        let was_early = limits.min_tokens > 0 && answer.num_started == limits.min_tokens;
         if let Some(adjustment) = &mut answer.adjustment
             && (is_early || was_early || answer.filter.is_some())
         {
@@ -316,17 +420,22 @@ impl<S: Steps> Worker<S> {
         true
     }
 
-    fn receive(&mut self, id: SequenceId, token: TokenLogProbability) {
-        let Some(answer) = self.answers.get_mut(&id) else { return };
+    fn receive(&mut self, id: SequenceId, token: TokenLogProbability) -> Result<(), EngineError> {
+        let Some(answer) = self.answers.get_mut(&id) else { return Ok(()) };
         let request = &self.requests[&answer.request];
         if token.log_probability.is_nan() {
-            let position = self.scheduler.sequence(id).tokens.len();
+            let position = self.scheduler.sequence(id).num_known();
             let number = answer.request;
-            return self.fail(number, EngineError::NotANumber { position });
+            self.fail(number, EngineError::NotANumber { position });
+            return Ok(());
+        }
+        if request.search.is_some() {
+            return self.receive_candidates(id, token.top);
         }
         let chosen = token.token;
         if request.stop.contains(&chosen) {
-            return self.finish(id, FinishReason::Stop);
+            self.finish(id, FinishReason::Stop);
+            return Ok(());
         }
         answer.num_tokens += 1;
         if let Some(adjustment) = &mut answer.adjustment {
@@ -341,6 +450,7 @@ impl<S: Steps> Worker<S> {
         } else {
             self.scheduler.has_chosen(id, chosen);
         }
+        Ok(())
     }
 
     fn finish(&mut self, id: SequenceId, reason: FinishReason) {
@@ -366,10 +476,10 @@ impl<S: Steps> Worker<S> {
 }
 
 /// Tokens of a sequence as a row of a step.
-fn row(sequence: &super::scheduler::Sequence, tokens: std::ops::Range<usize>) -> StepRow<'_> {
+pub(crate) fn row(sequence: &super::scheduler::Sequence, tokens: std::ops::Range<usize>) -> StepRow<'_> {
     let tables: &[Vec<PageId>] = &sequence.tables;
     let before = tokens.start;
-    StepRow { tokens: &sequence.tokens[tokens], before, tables, entry: sequence.entry }
+    StepRow { tokens: &sequence.tokens[tokens], from: None, before, tables, entry: sequence.entry }
 }
 
 /// A bit for each token that a request allows.

@@ -1,6 +1,6 @@
 //! Decoding with a cache gives the logits of one pass over the whole sequence.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use mt_config::PlacementGroup;
 use mt_ir::Target;
@@ -10,12 +10,14 @@ use mt_runtime::{CompileSettings, testing};
 use mt_shape::{DType, HostArray, Placement, axis};
 use mt_trace::program;
 
-use super::{VOCAB_SIZE, engine_on, model, prompt, resolve, weights};
+use super::{Equipped, VOCAB_SIZE, engine_on, model, prompt, resolve, weights};
 use crate::{
-    Request,
-    engine::Sizes,
-    program::{ProgramKey, Programs, StateSizes},
-    sampler::Sampler,
+    PromptBounds,
+    program::Programs,
+    serve::{
+        AnswerEvent, AnswerLimits, CacheSize, ChoiceKey, EngineHandle, GenerationRequest, PoolSizes,
+        ServeOptions, ServePrograms, ServedModel, StepKey, StepSizes, TokenFilter, TokenLogProbability,
+    },
 };
 
 /// The number of steps that are compared.
@@ -44,8 +46,43 @@ fn reference(keys: &[&str], weights: &[HostArray], sequence: &[u32]) -> Vec<f64>
     testing::run(&program.unwrap(), &inputs).unwrap()[0].to_f64()
 }
 
-/// Feeds each row its own sequence, the prompt at once and the rest token by token, and compares all logits with the
-/// reference.
+/// Allows the tokens of a sequence, and afterwards any.
+struct Given(std::vec::IntoIter<u32>);
+
+impl TokenFilter for Given {
+    fn allowed(&mut self, allowed: &mut [u32]) {
+        match self.0.next() {
+            Some(token) => allowed[token as usize / 32] |= 1 << (token % 32),
+            None => allowed.fill(u32::MAX),
+        }
+    }
+
+    fn accept(&mut self, _token: u32) -> bool {
+        true
+    }
+}
+
+/// An engine with pages of 4 tokens and pieces of 8.
+fn serve(Equipped { engine, parameters }: Equipped) -> EngineHandle {
+    let Programs { model, placement, .. } = engine.programs.clone();
+    let prompts =
+        PromptBounds { vocab_size: VOCAB_SIZE, max_target_length: 64, max_prefill_length: 63, source: None };
+    let options = ServeOptions {
+        page_size: 4,
+        cache: CacheSize::Pages(64),
+        max_sequences: 4,
+        prefill_chunk_size: 8,
+        max_log_probabilities: VOCAB_SIZE,
+        ..ServeOptions::new(prompts, VOCAB_SIZE)
+    };
+    let served =
+        ServedModel { runtime: engine.runtime.clone(), placement, model, parameters: Arc::new(parameters) };
+    let sizes = StepSizes { rows: vec![4], read_rows: vec![4], lengths: vec![8], pages: vec![16] };
+    EngineHandle::start_with(served, options, sizes).unwrap()
+}
+
+/// Feeds each row its own sequence, the prompt in pieces and the rest token by token, and compares the log-probabilities of
+/// all tokens with the reference.
 fn check(keys: &[&str], lengths: &[usize]) {
     check_on(1, keys, lengths);
 }
@@ -53,48 +90,44 @@ fn check(keys: &[&str], lengths: &[usize]) {
 fn check_on(num_devices: usize, keys: &[&str], lengths: &[usize]) {
     let engine = engine_on(num_devices, keys);
     let weights = weights(&*engine.programs.model);
+    let handle = serve(engine);
     let sequences: Vec<Vec<u32>> =
         lengths.iter().enumerate().map(|(row, length)| prompt(length + NUM_STEPS - 1, row as u64)).collect();
-    let references: Vec<Vec<f64>> =
-        sequences.iter().map(|sequence| reference(keys, &weights, sequence)).collect();
-    let requests: Vec<Request> = sequences
-        .iter()
-        .zip(lengths)
-        .map(|(sequence, length)| Request { prompt: sequence[..*length].to_vec(), sample: 0 })
-        .collect();
-
-    let sizes = Sizes::of(&requests, NUM_STEPS, false);
-    let prefill = engine.executable(sizes.prefill()).unwrap();
-    let step = program(&engine.programs.options("scores"), |inputs| {
-        let sizes = StateSizes { batch: sizes.batch, slots: sizes.slots, source: 0 };
-        let stepped = engine.programs.stepped(inputs, sizes);
-        let mut outputs = engine.programs.state_outputs(inputs, &stepped, sizes);
-        outputs.push(inputs.replicated("logits", stepped.logits));
-        outputs
-    });
-    let step = testing::cpu(num_devices).compile(&step.unwrap(), &CompileSettings::default()).unwrap();
-    let mut state = engine.session().prefill(&prefill, &requests, sizes).unwrap();
-    for index in 0..NUM_STEPS {
-        if index > 0 {
-            let mut tokens: Vec<i32> = sequences
-                .iter()
-                .zip(lengths)
-                .map(|(sequence, length)| sequence[length - 1 + index] as i32)
-                .collect();
-            tokens.resize(sizes.batch, 0);
-            state.tokens = engine.replicated(DType::I32, &[sizes.batch], &tokens).unwrap();
+    let ask = |(sequence, length): (&Vec<u32>, &usize)| {
+        let request = GenerationRequest {
+            limits: AnswerLimits { max_new_tokens: Some(NUM_STEPS), ..AnswerLimits::default() },
+            log_probabilities: Some(VOCAB_SIZE),
+            prompt_log_probabilities: Some(VOCAB_SIZE),
+            filters: vec![Box::new(Given(sequence[*length..].to_vec().into_iter()))],
+            ..GenerationRequest::greedy(sequence[..*length].to_vec())
+        };
+        handle.submit(request).unwrap()
+    };
+    let open: Vec<_> = sequences.iter().zip(lengths).map(ask).collect();
+    for (row, (mut answers, sequence)) in open.into_iter().zip(&sequences).enumerate() {
+        let mut given: Vec<TokenLogProbability> = Vec::new();
+        while let Some(event) = answers.recv() {
+            match event {
+                AnswerEvent::Prompt { log_probabilities, .. } => {
+                    given.extend(log_probabilities.into_iter().flatten());
+                }
+                AnswerEvent::Token { token, .. } => given.push(token),
+                AnswerEvent::Finished { .. } => {}
+                AnswerEvent::Failed(error) => panic!("{error}"),
+            }
         }
-        let logits =
-            engine.session().run_step(&step, &mut state, &[]).unwrap()[0].to_host().unwrap().to_f64();
-        for (row, length) in lengths.iter().enumerate() {
-            let position = length - 1 + index;
-            let expected = &references[row][position * VOCAB_SIZE..][..VOCAB_SIZE];
-            let given = &logits[row * VOCAB_SIZE..][..VOCAB_SIZE];
-            let mean = expected.iter().sum::<f64>() / VOCAB_SIZE as f64;
-            let variance = expected.iter().map(|score| (score - mean).powi(2)).sum::<f64>();
+        assert_eq!(given.len(), sequence.len());
+        let reference = reference(keys, &weights, sequence);
+        for (position, given) in given.iter().enumerate() {
+            let scores = &reference[position * VOCAB_SIZE..][..VOCAB_SIZE];
+            let mean = scores.iter().sum::<f64>() / VOCAB_SIZE as f64;
+            let variance = scores.iter().map(|score| (score - mean).powi(2)).sum::<f64>();
             let deviation = (variance / VOCAB_SIZE as f64).sqrt();
             assert!(deviation > 1e-3, "the scores say something");
-            for (given, expected) in given.iter().zip(expected) {
+            let sum = scores.iter().map(|score| score.exp()).sum::<f64>().ln();
+            let of_tokens: HashMap<u32, f32> = given.top.iter().copied().collect();
+            for (token, score) in scores.iter().enumerate() {
+                let (given, expected) = (f64::from(of_tokens[&(token as u32)]), score - sum);
                 assert!(
                     (given - expected).abs() < 1e-4 * deviation,
                     "{keys:?} {lengths:?} row {row} position {position}: {given} is not {expected}"
@@ -141,57 +174,60 @@ fn tied_head() {
     check(&["logits_via_embedding=true"], &[3]);
 }
 
-/// Each device holds an eighth of the cache's slots, and attends to all slots.
+/// Each device holds an eighth of the pages, and attends to all of them.
 #[test]
-fn slots_split_over_devices() {
+fn pages_split_over_devices() {
     let rule = "logical_axis_rules=[['cache_sequence', ['context_autoregressive']]]";
     let keys = [rule, "ici_context_autoregressive_parallelism=8", "ici_fsdp_parallelism=1"];
     let placement = PlacementGroup::from_config(&resolve(&keys)).unwrap().placement(8).unwrap();
     for scan in ["scan_layers=true", "scan_layers=false"] {
         let keys = [&keys[..], &[scan]].concat();
-        for cache in model(&keys).state(2, 32, 0) {
-            let dims: Vec<usize> = cache.axes.iter().map(|axis| axis.size).collect();
-            let shard = placement.sharding(&cache.logical_axes, &dims).shard_dims(&dims);
-            assert_eq!(shard[shard.len() - 3] * 8, dims[dims.len() - 3], "{shard:?} of {dims:?}");
+        for cache in model(&keys).state(1, 32, 0) {
+            let (pool, page) = (cache.pooled(72, 4, 5).unwrap(), cache.pooled(1, 4, 5).unwrap());
+            let shard = placement.sharding(&pool.logical_axes, &pool.dims()).shard_dims(&pool.dims());
+            let size = |dims: Vec<usize>| dims.iter().product::<usize>();
+            assert_eq!(size(shard), 9 * size(page.dims()), "of {:?}", pool.dims());
         }
         check_on(8, &keys, &[1, 18, 3]);
     }
 }
 
-/// The size in bytes of the largest array with slots that devices exchange in a step, and of a device's shard of a
-/// cache.
+/// The size in bytes of the largest array with slots that devices exchange in a step, and of a device's share of the slots
+/// of all rows.
 fn sent_and_cached(keys: &[&str]) -> (u64, u64) {
     // No other size has the factor 5.
-    const SLOTS: usize = 40;
+    let (pages, page_size) = (8, 5);
     let engine = engine_on(8, keys);
-    let step = engine
-        .executable(ProgramKey::Step { batch: 4, slots: SLOTS, source: 0, sampler: Sampler::Greedy })
-        .unwrap();
+    let sizes = PoolSizes {
+        page_size,
+        reaches: vec![(None, 32)],
+        num_entries: 5,
+        num_snapshots: None,
+        max_length: 40,
+    };
+    let programs = ServePrograms { programs: engine.programs.clone(), sizes };
+    let step = programs.trace(StepKey::Choose { rows: 4, pages, choice: ChoiceKey::GREEDY }).unwrap();
+    let step = testing::cpu(8).compile(&step, &CompileSettings::default()).unwrap();
     let collectives = step.collectives().unwrap();
     let arrays = collectives.iter().flat_map(|collective| collective.arrays.iter().copied());
     let sent = arrays.filter(|bytes| (bytes / 4).is_multiple_of(5)).max();
-    let cache = &engine.programs.model.state(4, SLOTS, 0)[0];
+    let cache = &engine.programs.model.state(4, pages * page_size, 0)[0];
     let dims: Vec<usize> = cache.axes.iter().map(|axis| axis.size).collect();
     let shard = engine.programs.placement.sharding(&cache.logical_axes, &dims).shard_dims(&dims);
     (sent.unwrap_or(0), 4 * shard.iter().product::<usize>() as u64)
 }
 
-/// Devices exchange little data in a step: caches are never gathered, however they are sharded.
+/// Devices exchange little data in a step: heads are attended to where they are.
 #[test]
 fn caches_are_not_gathered() {
     let sizes =
         ["base_mlp_dim=48", "base_num_query_heads=4", "base_num_kv_heads=4", "base_num_decoder_layers=1"];
-    let slots = "logical_axis_rules=[['cache_sequence', ['context_autoregressive']]]";
     for keys in [
         &["ici_autoregressive_parallelism=4", "ici_fsdp_parallelism=2"][..],
         &["ici_autoregressive_parallelism=2", "ici_tensor_parallelism=2", "ici_fsdp_parallelism=2"],
-        &[slots, "ici_context_autoregressive_parallelism=8", "ici_fsdp_parallelism=1"],
     ] {
         let (sent, cached) = sent_and_cached(&[keys, &sizes].concat());
-        assert!(
-            sent < cached,
-            "{keys:?}: {sent} bytes are sent, and a device's shard of a cache has {cached}"
-        );
+        assert!(sent < cached, "{keys:?}: {sent} bytes are sent, and a device's share has {cached}");
     }
 }
 

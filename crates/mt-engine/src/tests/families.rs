@@ -23,6 +23,11 @@ pub(crate) fn rows(value: &Value) -> Vec<Vec<u32>> {
 
 /// The configuration of the published model in a directory.
 pub(crate) fn config(directory: &Path) -> LoadConfig {
+    config_with(directory, &[])
+}
+
+/// As [`config`], with keys on top.
+pub(crate) fn config_with(directory: &Path, keys: &[&str]) -> LoadConfig {
     let settings = settings_of(directory).unwrap().into_pairs();
     let description = ModelDescription {
         path: description_path(directory),
@@ -30,7 +35,8 @@ pub(crate) fn config(directory: &Path) -> LoadConfig {
         ..ModelDescription::default()
     };
     let path = format!("load_parameters_path={}", directory.display());
-    let arguments = vec!["hardware=cpu".to_owned(), "dtype=float32".to_owned(), path];
+    let mut arguments = vec!["hardware=cpu".to_owned(), "dtype=float32".to_owned(), path];
+    arguments.extend(keys.iter().map(|key| (*key).to_owned()));
     let request = ConfigRequest { arguments, ..ConfigRequest::default() }.describing(description);
     LoadConfig::from_config(&Config::resolve(&request).unwrap()).unwrap()
 }

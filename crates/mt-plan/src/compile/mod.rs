@@ -115,7 +115,7 @@ fn decoding(
     // Prefill computes no logits.
     let filling = flops.weights_per_token - flops.head_weights;
     let made: [(fn(&DecodePlan) -> _, _, _); 2] = [
-        (DecodePlan::prefill, rows * plan.prompt_length(), filling),
+        (DecodePlan::prefill, plan.rows_of_prefill() * plan.prompt_length(), filling),
         (DecodePlan::step, rows, flops.weights_per_token),
     ];
     for (program, tokens, weights) in made {

@@ -77,6 +77,7 @@ fn parameters_reach_the_engine() {
         allowed_tokens: Some(vec![4, 5]),
         banned_tokens: vec![u32::from(b'z') + 3],
         seed: Some(u64::MAX),
+        beams: None,
     };
     assert_eq!(found.choice, expected);
     assert_eq!((found.max_new_tokens, found.stop_tokens), (Some(7), vec![9]));
@@ -281,7 +282,11 @@ fn wrong_requests_are_explained() {
         (json!({ "n": 1000 }), "n", "at most 128"),
         (json!({ "best_of": 3 }), "best_of", "every answer"),
         (json!({ "suffix": "x" }), "suffix", "not available"),
-        (json!({ "use_beam_search": true }), "use_beam_search", "not available"),
+        (json!({ "beam_width": 3 }), "beam_width", "`use_beam_search` is not true"),
+        (json!({ "length_penalty": 2 }), "length_penalty", "`use_beam_search` is not true"),
+        (json!({ "use_beam_search": true, "early_stopping": 1 }), "early_stopping", "true, false or `never`"),
+        (json!({ "use_beam_search": true, "temperature": 1 }), "temperature", "most probable texts"),
+        (json!({ "use_beam_search": true, "n": 3, "beam_width": 2 }), "beam_width", "`n` is 3"),
         (json!({ "logprobs": 21 }), "logprobs", "at most 20"),
         (json!({ "logit_bias": { "x": 1 } }), "logit_bias", "no token id"),
         (json!({ "logit_bias": { "5": 101 } }), "logit_bias", "from -100 to 100"),

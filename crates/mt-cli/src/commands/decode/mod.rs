@@ -33,6 +33,12 @@ pub use source::{FoundTokenizer, configure, with_tokenizer_settings};
 pub fn run(mut command: Decode) -> Result<(), Failure> {
     command.json |= command.settings.take_flag("--json");
     let Prepared { decode, tokenizer, prompts, stop, .. } = prepare(command.settings)?;
+    if decode.decode.return_log_prob && !command.json {
+        return Err(Failure::user(
+            "`return_log_prob` adds log-probabilities to JSON objects, and answers are printed as text\n\
+             hint: add `--json`, or leave out `return_log_prob`",
+        ));
+    }
     let asked: Vec<Asked<'_>> = prompts
         .iter()
         .flat_map(|prompt| {
@@ -82,6 +88,12 @@ pub fn prepare_chat(settings: Settings) -> Result<PreparedChat, Failure> {
     let decode = DecodeConfig::from_config(&config)?;
     if decode.model.decoder_block.has_encoder() {
         return Err(EngineError::NoSource { command: "chat" }.into());
+    }
+    if decode.decode.return_log_prob {
+        return Err(Failure::user(
+            "`maxtext chat` shows texts, and `return_log_prob` wants log-probabilities\nhint: leave out \
+             `return_log_prob`, or use `maxtext decode --json`",
+        ));
     }
     let FoundTokenizer { tokenizer, directory } = source.tokenizer(&decode.tokenizer, &decode.checkpoint)?;
     let Some(chat) = Chat::find(&decode.decode, &tokenizer, directory.as_deref())? else {
@@ -162,8 +174,9 @@ fn generate(
     };
     let progress =
         Progress { visible: format != Format::Stream && io::stderr().is_terminal(), num_tokens: 0 };
-    let mut receiver =
-        Receiver { asked, answers, format, screen: Screen { open: true }, progress, num_shown: 0 };
+    let log_probabilities = group.return_log_prob.then(|| vec![Vec::new(); asked.len()]);
+    let screen = Screen { open: true };
+    let mut receiver = Receiver { asked, answers, log_probabilities, format, screen, progress, num_shown: 0 };
     if let ([only], Format::Stream, true) = (asked, format, io::stdout().is_terminal()) {
         let prompt = only.prompt;
         receiver.screen.show(&prompt.text)?;
@@ -202,6 +215,8 @@ enum Format {
 struct Receiver<'a> {
     asked: &'a [Asked<'a>],
     answers: Vec<AnswerText>,
+    /// Those of each answer's tokens, if they are shown.
+    log_probabilities: Option<Vec<Vec<f32>>>,
     format: Format,
     screen: Screen,
     progress: Progress,
@@ -211,8 +226,9 @@ struct Receiver<'a> {
 impl Receiver<'_> {
     fn receive(&mut self, event: GenerationEvent) -> Result<(), Failure> {
         match event {
-            GenerationEvent::Token(GeneratedToken { row, token, .. }) => {
+            GenerationEvent::Token(GeneratedToken { row, token, log_probability }) => {
                 self.progress.advance();
+                self.log_probabilities.iter_mut().for_each(|all| all[row].push(log_probability));
                 let new = self.answers[row].push(token)?;
                 if self.format == Format::Stream { self.screen.show(&new) } else { Ok(()) }
             }
@@ -238,7 +254,7 @@ impl Receiver<'_> {
 
     fn object(&self, row: usize, reason: FinishReason) -> String {
         let (asked, answer) = (&self.asked[row], &self.answers[row]);
-        let object = json!({
+        let mut object = json!({
             "number": row + 1,
             "prompt": asked.prompt.text,
             "sample": asked.request.sample,
@@ -246,6 +262,9 @@ impl Receiver<'_> {
             "tokens": answer.tokens,
             "finish": reason.name(),
         });
+        if let Some(log_probabilities) = &self.log_probabilities {
+            object["log_probabilities"] = json!(log_probabilities[row]);
+        }
         format!("{object}\n")
     }
 }
@@ -319,6 +338,7 @@ mod tests {
         let mut receiver = Receiver {
             asked: &asked,
             answers: answers.collect(),
+            log_probabilities: None,
             format: Format::Blocks,
             screen: Screen { open: false },
             progress: Progress { visible: false, num_tokens: 0 },
@@ -340,5 +360,9 @@ mod tests {
         });
         assert_eq!(object, expected);
         assert_eq!((receiver.num_shown, receiver.progress.num_tokens), (1, 3));
+        receiver.log_probabilities = Some(vec![vec![-0.5, -0.25], Vec::new()]);
+        let object: serde_json::Value =
+            serde_json::from_str(&receiver.object(0, FinishReason::Length)).unwrap();
+        assert_eq!(object["log_probabilities"], json!([-0.5, -0.25]));
     }
 }

@@ -1,6 +1,7 @@
 //! Engines with a model that costs nothing: it continues a text by a hash of the tokens that it finds in the cache.
 
 use std::{
+    slice::from_ref,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -38,6 +39,8 @@ struct FreeModel {
     /// Fails at this step, if any.
     failing: Option<usize>,
     num_steps: usize,
+    /// The tokens that the last step chose.
+    last: Vec<u32>,
 }
 
 impl FreeModel {
@@ -47,10 +50,11 @@ impl FreeModel {
             page_size: options.page_size,
             reaches: options.pools.iter().map(|pool| pool.reach).collect(),
             pools: options.pools.iter().map(slots).collect(),
-            has_entries: !options.keeps_prefixes,
-            entries: vec![0; options.num_sequences + 1],
+            has_entries: options.num_snapshots.is_some(),
+            entries: vec![0; options.num_sequences + 1 + options.num_snapshots.unwrap_or(0)],
             failing: None,
             num_steps: 0,
+            last: Vec::new(),
         }
     }
 
@@ -107,6 +111,8 @@ fn plain(token: u32) -> TokenLogProbability {
 }
 
 impl Steps for FreeModel {
+    type Pending = Vec<u32>;
+
     fn copy(&mut self, copy: &StateCopy) -> Result<(), EngineError> {
         let [from, to] = copy.entries.map(|entry| entry as usize);
         self.entries[to] = self.entries[from];
@@ -127,18 +133,26 @@ impl Steps for FreeModel {
         Ok(targets.iter().map(|targets| targets.iter().map(|token| plain(*token)).collect()).collect())
     }
 
-    fn choose(
-        &mut self,
-        rows: &[StepRow<'_>],
-        choices: &[StepChoice<'_>],
-    ) -> Result<Vec<TokenLogProbability>, EngineError> {
+    fn start(&mut self, rows: &[StepRow<'_>], choices: &[StepChoice<'_>]) -> Result<Vec<u32>, EngineError> {
         assert_eq!(rows.len(), choices.len());
         self.num_steps += 1;
         if self.failing == Some(self.num_steps) {
             return Err(EngineError::StepFailed("the model fails".to_owned()));
         }
+        let tokens: Vec<u32> =
+            rows.iter().map(|row| row.from.map_or(row.tokens[0], |from| self.last[from])).collect();
+        let rows: Vec<StepRow<'_>> = rows
+            .iter()
+            .zip(&tokens)
+            .map(|(row, token)| StepRow { tokens: from_ref(token), ..*row })
+            .collect();
         rows.iter().for_each(|row| self.write(row));
-        Ok(rows.iter().map(|row| plain(self.next(row))).collect())
+        self.last = rows.iter().map(|row| self.next(row)).collect();
+        Ok(self.last.clone())
+    }
+
+    fn finish(&mut self, pending: Vec<u32>) -> Result<Vec<TokenLogProbability>, EngineError> {
+        Ok(pending.into_iter().map(plain).collect())
     }
 
     fn reset(&mut self) -> Result<(), EngineError> {
@@ -151,6 +165,8 @@ impl Steps for FreeModel {
 struct Blind;
 
 impl Steps for Blind {
+    type Pending = Vec<u32>;
+
     fn copy(&mut self, _copy: &StateCopy) -> Result<(), EngineError> {
         Ok(())
     }
@@ -164,12 +180,12 @@ impl Steps for Blind {
         Ok(rows.iter().map(|_| Vec::new()).collect())
     }
 
-    fn choose(
-        &mut self,
-        rows: &[StepRow<'_>],
-        _choices: &[StepChoice<'_>],
-    ) -> Result<Vec<TokenLogProbability>, EngineError> {
-        Ok(rows.iter().map(|row| plain((row.before % VOCAB_SIZE) as u32)).collect())
+    fn start(&mut self, rows: &[StepRow<'_>], _choices: &[StepChoice<'_>]) -> Result<Vec<u32>, EngineError> {
+        Ok(rows.iter().map(|row| (row.before % VOCAB_SIZE) as u32).collect())
+    }
+
+    fn finish(&mut self, pending: Vec<u32>) -> Result<Vec<TokenLogProbability>, EngineError> {
+        Ok(pending.into_iter().map(plain).collect())
     }
 
     fn reset(&mut self) -> Result<(), EngineError> {
@@ -191,10 +207,15 @@ fn sizes() -> StepSizes {
     StepSizes { rows: vec![4, 300], read_rows: vec![1, 4], lengths: vec![4, 16], pages: vec![64] }
 }
 
-fn scheduling(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) -> SchedulerOptions {
+fn scheduling(
+    reaches: &[Option<usize>],
+    num_pages: usize,
+    keeps_prefixes: bool,
+    num_snapshots: Option<usize>,
+) -> SchedulerOptions {
     let pool = |reach: &Option<usize>| PoolOptions { reach: *reach, num_pages };
     let pools = reaches.iter().map(pool).collect();
-    SchedulerOptions { page_size: 4, pools, num_sequences: 12, piece: 16, keeps_prefixes }
+    SchedulerOptions { page_size: 4, pools, num_sequences: 12, piece: 16, keeps_prefixes, num_snapshots }
 }
 
 /// The tokens of all answers, and why each ended.
@@ -224,8 +245,9 @@ fn prompt(random: &mut Random, longest: usize) -> Vec<u32> {
 
 /// Requests from several threads, some of which are cancelled, receive the tokens that follow from their texts, whatever
 /// runs beside them.
-fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) {
-    let scheduling = scheduling(reaches, num_pages, keeps_prefixes);
+fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool, num_snapshots: Option<usize>) {
+    let has_entries = num_snapshots.is_some();
+    let scheduling = scheduling(reaches, num_pages, keeps_prefixes, num_snapshots);
     let handle =
         EngineHandle::run(FreeModel::new(&scheduling), Scheduler::new(scheduling), options(64), &sizes());
     let threads: Vec<_> = (0..6)
@@ -262,7 +284,7 @@ fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) {
                             for token in answer {
                                 assert_eq!(
                                     token,
-                                    expected(&text, &reaches, !keeps_prefixes),
+                                    expected(&text, &reaches, has_entries),
                                     "after {} tokens",
                                     text.len()
                                 );
@@ -285,21 +307,29 @@ fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) {
 
 #[test]
 fn answers_depend_on_their_texts_alone() {
-    check(&[None], 18, true);
-    check(&[None], 18, false);
-    check(&[None], 400, true);
+    check(&[None], 18, true, None);
+    check(&[None], 18, false, Some(0));
+    check(&[None], 400, true, None);
 }
 
 #[test]
 fn layers_that_see_fewer_tokens_keep_fewer_pages() {
-    check(&[Some(7)], 14, true);
-    check(&[None, Some(5)], 20, true);
-    check(&[Some(9), None, Some(1)], 20, true);
+    check(&[Some(7)], 14, true, None);
+    check(&[None, Some(5)], 20, true, None);
+    check(&[Some(9), None, Some(1)], 20, true, None);
+}
+
+#[test]
+fn recurrent_layers_go_on_from_kept_states() {
+    check(&[None], 18, true, Some(5));
+    check(&[None], 400, true, Some(40));
+    check(&[Some(7), None], 20, true, Some(12));
+    check(&[], 70, true, Some(9));
 }
 
 #[test]
 fn a_failing_step_fails_its_requests_alone() {
-    let scheduling = scheduling(&[None], 30, true);
+    let scheduling = scheduling(&[None], 30, true, None);
     let model = FreeModel { failing: Some(3), ..FreeModel::new(&scheduling) };
     let handle = EngineHandle::run(model, Scheduler::new(scheduling), options(64), &sizes());
     let limits = AnswerLimits { max_new_tokens: Some(6), ..AnswerLimits::default() };
@@ -317,7 +347,7 @@ fn a_failing_step_fails_its_requests_alone() {
 
 #[test]
 fn stop_tokens_and_filters_end_answers() {
-    let scheduling = scheduling(&[None], 30, true);
+    let scheduling = scheduling(&[None], 30, true, None);
     let handle = EngineHandle::run(
         FreeModel::new(&scheduling),
         Scheduler::new(scheduling),
@@ -357,7 +387,7 @@ fn stop_tokens_and_filters_end_answers() {
 
 #[test]
 fn wrong_requests_are_refused() {
-    let scheduling = scheduling(&[None], 30, true);
+    let scheduling = scheduling(&[None], 30, true, None);
     let handle =
         EngineHandle::run(FreeModel::new(&scheduling), Scheduler::new(scheduling), options(64), &sizes());
     let check = |change: &dyn Fn(&mut GenerationRequest), expected: &str| {
@@ -408,6 +438,7 @@ fn the_work_around_the_model_is_small() {
         num_sequences: 256,
         piece: 4096,
         keeps_prefixes: true,
+        num_snapshots: None,
     };
     let options = ServeOptions { prefill_chunk_size: 4096, ..options(1024) };
     let handle = EngineHandle::run(Blind, Scheduler::new(scheduling), options, &sizes());

@@ -1,7 +1,11 @@
 //! Tests of the scheduler with models that cost nothing, and of whole engines.
 
+mod beams;
 mod choices;
 mod free;
+mod in_place;
+mod max_engine;
+mod mesh;
 mod models;
 mod pages;
 mod scheduler;

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use mt_testing::Random;
 
-use crate::serve::scheduler::{Piece, PoolOptions, Scheduler, SchedulerOptions, SequenceId};
+use crate::serve::scheduler::{Pause, Piece, PoolOptions, Scheduler, SchedulerOptions, SequenceId};
 
 const NUM_STEPS: usize = 40_000;
 const LONGEST: usize = 48;
 
 /// Runs steps with requests that arrive and are cancelled at random, and checks pages and tables.
-fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) {
+fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool, num_snapshots: Option<usize>) {
     let pool = |reach: &Option<usize>| PoolOptions { reach: *reach, num_pages };
     let mut scheduler = Scheduler::new(SchedulerOptions {
         page_size: 4,
@@ -18,10 +18,13 @@ fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) {
         num_sequences: 7,
         piece: 12,
         keeps_prefixes,
+        num_snapshots,
     });
     let mut random = Random::new(num_pages as u64);
     // The length at which each sequence ends.
     let mut open: HashMap<SequenceId, usize> = HashMap::new();
+    // The sequences of the last step.
+    let mut started: Vec<SequenceId> = Vec::new();
     let (mut num_tokens, mut num_preempted, mut num_copied) = (0, 0, 0);
     for step in 0..NUM_STEPS {
         if open.len() < 14 && random.below(3) == 0 {
@@ -51,21 +54,39 @@ fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) {
                 |table: &Vec<u32>| table[first / 4..(first + count).div_ceil(4)].iter().all(|page| *page > 0);
             assert!(sequence.entry > 0 && sequence.tables.iter().all(has_pages));
         }
-        plan.pieces.iter().for_each(|piece| scheduler.has_read(*piece));
+        for piece in &plan.pieces {
+            let kept = scheduler.has_read(*piece);
+            assert!(kept.is_none_or(|copy| copy.entries[1] > 7 && copy.entries[0] > 0));
+        }
         for id in &plan.decoded {
             let sequence = scheduler.sequence(*id);
             assert!(sequence.is_ready() && sequence.entry > 0);
+            // The tokens of the last step alone are not known.
+            assert_eq!(sequence.num_pending, usize::from(started.contains(id)));
             let own = sequence.cached / 4;
             assert!(sequence.tables.iter().all(|table| table.len() == own + 1 && table[own] > 0));
             num_tokens += 1;
-            if sequence.tokens.len() + 1 >= open[id] {
-                open.remove(id);
-                scheduler.remove(*id);
+            let is_last = sequence.tokens.len() + 1 >= open[id];
+            let pause = match random.below(9) {
+                _ if is_last => Pause::AtEnd,
+                0 => Pause::UntilKnown,
+                _ => Pause::No,
+            };
+            scheduler.has_started(*id, pause);
+        }
+        let had_started = !started.is_empty();
+        for id in std::mem::replace(&mut started, plan.decoded.clone()) {
+            let Some(length) = open.get(&id) else { continue };
+            // Some end early, when another token is already pending.
+            if scheduler.sequence(id).num_known() + 1 >= *length || random.below(60) == 0 {
+                open.remove(&id);
+                scheduler.remove(id);
             } else {
-                scheduler.has_chosen(*id, (step % 5) as u32);
+                scheduler.has_chosen(id, (step % 5) as u32);
             }
         }
-        let has_work = !plan.decoded.is_empty() || !plan.pieces.is_empty() || !plan.preempted.is_empty();
+        let has_work =
+            had_started || !plan.decoded.is_empty() || !plan.pieces.is_empty() || !plan.preempted.is_empty();
         let has_admitted = scheduler.num_running() > before;
         assert!(has_work || has_admitted || scheduler.is_idle(), "a step makes progress");
         if step % 16 == 0 {
@@ -81,9 +102,10 @@ fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool) {
 
 #[test]
 fn sequences_have_the_pages_of_their_tokens() {
-    check(&[None], 16, true);
-    check(&[None], 16, false);
-    check(&[None], 100, true);
-    check(&[Some(6)], 13, true);
-    check(&[None, Some(9)], 15, true);
+    check(&[None], 16, true, None);
+    check(&[None], 16, false, None);
+    check(&[None], 100, true, None);
+    check(&[Some(6)], 13, true, None);
+    check(&[None, Some(9)], 15, true, None);
+    check(&[None, Some(9)], 15, true, Some(3));
 }
