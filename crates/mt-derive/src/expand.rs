@@ -15,13 +15,16 @@ pub(crate) fn tree(input: &DeriveInput) -> Result<TokenStream> {
     let is_tagged = is_tagged(input)?;
     let leaf = leaf_parameter(input)?;
     let name = &input.ident;
-    let (arms, noise_arms) = match &input.data {
+    let (arms, attach_arms) = match &input.data {
         Data::Struct(data) => {
             let constructor = quote!(#name);
-            (arm(&constructor, &data.fields, leaf, None)?, noise_arm(&constructor, &data.fields, leaf, None)?)
+            (
+                arm(&constructor, &data.fields, leaf, None)?,
+                attach_arm(&constructor, &data.fields, leaf, None)?,
+            )
         }
         Data::Enum(data) => {
-            let (mut arms, mut noise_arms) = (TokenStream::new(), TokenStream::new());
+            let (mut arms, mut attach_arms) = (TokenStream::new(), TokenStream::new());
             let mut tags: Vec<String> = Vec::new();
             for variant in &data.variants {
                 let tag = tag(variant, is_tagged)?;
@@ -34,9 +37,9 @@ pub(crate) fn tree(input: &DeriveInput) -> Result<TokenStream> {
                 let variant_name = &variant.ident;
                 let constructor = quote!(#name::#variant_name);
                 arms.extend(arm(&constructor, &variant.fields, leaf, tag.as_deref())?);
-                noise_arms.extend(noise_arm(&constructor, &variant.fields, leaf, tag.as_deref())?);
+                attach_arms.extend(attach_arm(&constructor, &variant.fields, leaf, tag.as_deref())?);
             }
-            (arms, noise_arms)
+            (arms, attach_arms)
         }
         Data::Union(data) => {
             return Err(Error::new(data.union_token.span, "`Tree` cannot be derived for a union"));
@@ -60,12 +63,12 @@ pub(crate) fn tree(input: &DeriveInput) -> Result<TokenStream> {
             }
 
             #[allow(unused_variables)]
-            fn attach_noise_at(
+            fn attach_at(
                 &mut self,
                 path: &mut ::mt_shape::Path,
-                noise: &mut dyn ::core::ops::FnMut(&::mt_shape::Path) -> ::mt_shape::Noise<Self::Leaf>,
+                attach: &mut dyn ::core::ops::FnMut(&::mt_shape::Path) -> ::mt_shape::Attached<Self::Leaf>,
             ) {
-                match self { #noise_arms }
+                match self { #attach_arms }
             }
         }
     })
@@ -201,8 +204,8 @@ fn arm(constructor: &TokenStream, fields: &Fields, leaf: &Ident, tag: Option<&st
     Ok(quote!(#constructor { #(#members: #bindings),* } => #rebuilt,))
 }
 
-/// The match arm that gives the fields of one struct or variant their random numbers. [`arm`] has checked the fields.
-fn noise_arm(
+/// The match arm that gives the fields of one struct or variant their inputs. [`arm`] has checked the fields.
+fn attach_arm(
     constructor: &TokenStream,
     fields: &Fields,
     leaf: &Ident,
@@ -212,12 +215,12 @@ fn noise_arm(
     let (mut patterns, mut attached) = (TokenStream::new(), TokenStream::new());
     for (position, field) in fields.iter().enumerate() {
         let options = FieldOptions::of(field)?;
-        // Leaves draw no random numbers.
+        // Leaves need no inputs.
         if options.skip || !matches!(Shape::of(&field.ty, leaf), Shape::Tree) {
             continue;
         }
         let (member, binding) = (member(field, position), format_ident!("field_{}", position));
-        let inner = quote!(::mt_shape::Tree::attach_noise_at(#binding, path, &mut *noise));
+        let inner = quote!(::mt_shape::Tree::attach_at(#binding, path, &mut *attach));
         attached.extend(match options.segment(&member, transparent) {
             Some(segment) => quote!(path.within(#segment, |path| #inner);),
             None => quote!(#inner;),

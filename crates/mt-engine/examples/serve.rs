@@ -69,6 +69,7 @@ fn main() {
         placement: placement.clone(),
         model: model.clone(),
         parameters: parameters.clone(),
+        adapters: None,
     };
     let prompts = PromptBounds {
         vocab_size: group.vocab_size,
@@ -163,7 +164,9 @@ fn measure_serving(
                         tokens.push(token.token);
                     }
                     AnswerEvent::Failed(error) => panic!("{error}"),
-                    AnswerEvent::Prompt { .. } | AnswerEvent::Finished { .. } => {}
+                    AnswerEvent::Prompt { .. }
+                    | AnswerEvent::Pooled { .. }
+                    | AnswerEvent::Finished { .. } => {}
                 }
             }
             total += tokens.len();

@@ -94,6 +94,14 @@ pub enum EngineError {
         "no adapter is served as `{name}`\nhint: leave out the adapter, or name one that the server lists"
     )]
     UnknownAdapter { name: String },
+    #[error("two adapters have the name `{name}`\nhint: give each adapter a name of its own")]
+    AdapterNamedTwice { name: String },
+    #[error(
+        "`{}` has adapters of its own, so that requests cannot choose others\nhint: serve its base, and name these \
+         adapters, too",
+        path.display()
+    )]
+    AdaptersOfTheModel { path: PathBuf },
     #[error(
         "the memory of the cache does not hold a page of {page_size} tokens\nhint: give the cache more memory, or use \
          smaller pages"
@@ -162,6 +170,8 @@ impl EngineError {
             | Self::NoAdapters { .. }
             | Self::NotCausal
             | Self::UnknownAdapter { .. }
+            | Self::AdapterNamedTwice { .. }
+            | Self::AdaptersOfTheModel { .. }
             | Self::NoPage { .. }
             | Self::NoSlot { .. }
             | Self::NoSource { .. }

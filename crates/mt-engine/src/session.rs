@@ -193,6 +193,7 @@ impl Collected<'_> {
                 Ok(None)
             }
             AnswerEvent::Failed(error) => Err(error),
+            AnswerEvent::Pooled { .. } => unreachable!("no request of a session is pooled"),
         }
     }
 

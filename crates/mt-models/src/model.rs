@@ -8,7 +8,7 @@ use mt_nn::{
     attention::{PAGE, slots_of_pages},
     axes::{BATCH, KV_POSITION},
 };
-use mt_shape::{Axis, DType, LogicalAxis, Path, axis, logical};
+use mt_shape::{AdapterChoices, Axis, DType, LogicalAxis, Path, axis, logical};
 use mt_trace::{Key, Memory, Precision, Tensor};
 
 use crate::{Description, LayerOutput, OfLayers, Storage, families::build_decoder};
@@ -105,6 +105,11 @@ pub enum ModelError {
         "PEFT's format cannot hold the adapters of `{role}`, because published models keep it in `{tensor}` together with other weights or in another order\nhint: export the merged model instead, without `--format peft`, or train adapters of other weights"
     )]
     NoAdapterName { role: String, tensor: String },
+    #[error(
+        "`{}` adapts `{module}`, but only linear maps in layers can have an adapter for each request\nhint: merge these adapters into their base with `maxtext checkpoint export`, or train adapters without this module",
+        path.display()
+    )]
+    AdaptersNotByRow { path: PathBuf, module: String },
 }
 
 /// The greatest common divisor.
@@ -236,6 +241,8 @@ pub struct Forward<'t> {
     pub dropout: Option<Key<'t>>,
     /// The state of earlier tokens, in generation. It is returned extended by these tokens.
     pub state: Option<GenerationState<'t>>,
+    /// The choices of the rows among the adapters of a model that has several, in generation.
+    pub adapters: Option<AdapterChoices<Tensor<'t>>>,
     /// Whether named outputs of each layer are returned as [`Hidden::taps`].
     pub taps: bool,
     /// The kinds of layer outputs to return as [`Hidden::layer_outputs`].

@@ -48,6 +48,7 @@ pub(crate) use placement::WHOLE_SEQUENCES;
 pub use position::{PositionTable, sinusoidal_positions};
 pub use rotary::{Rotary, RotaryAngles, RotaryExtent, RotaryOptions, RotaryScaling};
 pub use weight::{
-    Adapter, AdapterArray, ArrayForm, DENSE, EncodedArray, EncodedWeight, LORA_RANK, Quantized,
-    QuantizedType, Weight, WeightEncoding, WeightFormat, encoded, first_magnitudes, merged_weights,
+    ADAPTER, Adapter, AdapterArray, ArrayForm, DENSE, EncodedArray, EncodedWeight, LORA_RANK, Quantized,
+    QuantizedType, WITHOUT_MAGNITUDE, Weight, WeightEncoding, WeightFormat, encoded, first_magnitudes,
+    merged_weights, row_factors,
 };

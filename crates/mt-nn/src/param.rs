@@ -164,6 +164,11 @@ impl ParamSpec {
         Self { dtype, ..self }
     }
 
+    /// The number of axes of stacked layers: 1 or 0.
+    pub fn num_layer_axes(&self) -> usize {
+        usize::from(matches!(self.place, LayerPlace::Stacked { .. }))
+    }
+
     /// The dimensions.
     pub fn dims(&self) -> Vec<usize> {
         self.axes.iter().map(|axis| axis.size).collect()

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 
 use crate::{
     access::ApiKeys,
-    chat, completions,
+    chat, completions, embeddings,
     error::{ApiError, Result, json_response},
     fields::Fields,
     generator::Generator,
@@ -153,13 +153,7 @@ impl App {
     /// # Errors
     /// The server does not have the model.
     pub fn check_model(&self, fields: &Fields) -> Result<()> {
-        let Some(name) = fields.text("model")? else { return Ok(()) };
-        if name == self.served.name || name == self.served.root {
-            return Ok(());
-        }
-        let message = format!("the model `{name}` does not exist; this server has `{}`", self.served.name);
-        let error = ApiError { parameter: Some("model".to_owned()), ..ApiError::not_found(message) };
-        Err(error.with_code("model_not_found"))
+        self.served.adapter(fields).map(|_| ())
     }
 
     /// Filters of a grammar for `number` answers.
@@ -239,7 +233,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/responses", post(responses::handle))
         .route("/v1/messages", post(messages::handle))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
-        .route("/v1/embeddings", post(models::embeddings))
+        .route("/v1/embeddings", post(embeddings::handle))
         .route("/tokenize", post(models::tokenize))
         .route("/detokenize", post(models::detokenize))
         .fallback(no_route)

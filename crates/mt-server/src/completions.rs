@@ -111,7 +111,7 @@ fn read(app: &App, fields: &Fields) -> Result<Asked> {
     }
     let adds = fields.flag("add_special_tokens")?;
     let streaming = Streaming::read(fields)?;
-    let prompts = prompts(app, fields, adds)?;
+    let prompts = prompts(app, fields, "prompt", adds)?;
     if prompts.len() * parameters.num_answers > app.limits.max_answers {
         let message = format!(
             "{} prompts with `n` {} are more than the {} answers of one request",
@@ -125,20 +125,24 @@ fn read(app: &App, fields: &Fields) -> Result<Asked> {
     Ok(Asked { prompts, parameters, echo, streaming })
 }
 
-/// The prompts: a text, texts, token ids, or lists of token ids.
-fn prompts(app: &App, fields: &Fields, adds: Option<bool>) -> Result<Vec<Vec<u32>>> {
+/// The texts of the field `name`: a text, texts, token ids, or lists of token ids.
+pub fn prompts(app: &App, fields: &Fields, name: &'static str, adds: Option<bool>) -> Result<Vec<Vec<u32>>> {
     let vocab_size = app.served.vocab_size;
     let wrong = || {
-        ApiError::field("prompt", "`prompt` is not a text, a list of texts, token ids, or lists of token ids")
+        let message = format!("`{name}` is not a text, a list of texts, token ids, or lists of token ids");
+        ApiError::field(name, message)
     };
     let tokens = |list: &[Value]| -> Result<Vec<u32>> {
-        list.iter().map(|value| token_of("prompt", value, vocab_size)).collect()
+        list.iter().map(|value| token_of(name, value, vocab_size)).collect()
     };
-    match fields.value("prompt") {
-        None => Err(ApiError::field("prompt", "the request has no `prompt`").with_code("missing_parameter")),
+    match fields.value(name) {
+        None => {
+            let message = format!("the request has no `{name}`");
+            Err(ApiError::field(name, message).with_code("missing_parameter"))
+        }
         Some(Value::String(text)) => Ok(vec![tokens_of_text(app, text, adds)?]),
         Some(Value::Array(list)) if list.is_empty() => {
-            Err(ApiError::field("prompt", "`prompt` is an empty list"))
+            Err(ApiError::field(name, format!("`{name}` is an empty list")))
         }
         Some(Value::Array(list)) if list.iter().all(Value::is_number) => Ok(vec![tokens(list)?]),
         Some(Value::Array(list)) => list
@@ -171,7 +175,8 @@ fn requests(app: &App, asked: &Asked) -> Result<Vec<GenerationRequest>> {
                 log_probabilities: parameters.log_probabilities,
                 prompt_log_probabilities: parameters.prompt_log_probabilities,
                 filters,
-                adapter: None,
+                adapter: parameters.adapter.clone(),
+                pooling: None,
             })
         })
         .collect()
@@ -357,7 +362,7 @@ impl Answers {
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.app.served.name,
+            "model": self.app.served.name_of(self.asked.parameters.adapter.as_deref()),
             "choices": choices,
         })
     }

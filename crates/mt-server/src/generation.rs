@@ -198,6 +198,7 @@ impl Generation {
                 };
                 self.end(answer, last, finish);
             }
+            AnswerEvent::Pooled { .. } => unreachable!("the request asks for answers"),
             AnswerEvent::Failed(error) => return Err(error.into()),
         }
         Ok(())

@@ -15,6 +15,7 @@ mod beams;
 pub mod bench;
 mod chat;
 mod completions;
+mod embeddings;
 mod error;
 mod fields;
 mod generation;
@@ -34,6 +35,7 @@ mod tests;
 mod text;
 
 pub use access::ApiKeys;
+pub use embeddings::pooling_of;
 pub use generator::{AnswerStream, Generator};
 pub use limits::ServerLimits;
-pub use server::{ServedModel, Server, ServerError, ServerEvent};
+pub use server::{NamedAdapter, ServedModel, Server, ServerError, ServerEvent};

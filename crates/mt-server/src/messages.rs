@@ -322,7 +322,7 @@ impl Answer {
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.app.served.name,
+            "model": self.run.model,
             "content": blocks,
             "stop_reason": null,
             "stop_sequence": null,

@@ -15,42 +15,40 @@ use crate::{
     chat::ChatInput,
     error::{ApiError, Result},
     log_probabilities::token_text,
+    server::NamedAdapter,
 };
 
-fn described(app: &App) -> Value {
+/// The model itself, or its adapter.
+fn described(app: &App, adapter: Option<&NamedAdapter>) -> Value {
     let served = &app.served;
     json!({
-        "id": served.name,
+        "id": adapter.map_or(&served.name, |adapter| &adapter.name),
         "object": "model",
         "created": now(),
         "owned_by": "maxtext",
-        "root": served.root,
-        "parent": null,
+        "root": adapter.map_or(&served.root, |adapter| &adapter.root),
+        "parent": adapter.map(|_| &served.name),
         "max_model_len": served.max_length,
     })
 }
 
 /// `GET /v1/models`.
 pub async fn list(State(app): State<Arc<App>>) -> Response<Body> {
-    ok(&json!({ "object": "list", "data": [described(&app)] }))
+    let adapters = app.served.adapters.iter().map(|adapter| described(&app, Some(adapter)));
+    let all: Vec<Value> = [described(&app, None)].into_iter().chain(adapters).collect();
+    ok(&json!({ "object": "list", "data": all }))
 }
 
 /// `GET /v1/models/NAME`.
 pub async fn one(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response<Body>> {
     // Paths begin with a slash, which the route takes.
     if name == app.served.name || name == app.served.root.trim_start_matches('/') {
-        return Ok(ok(&described(&app)));
+        return Ok(ok(&described(&app, None)));
+    }
+    if let Some(adapter) = app.served.adapters.iter().find(|adapter| adapter.name == name) {
+        return Ok(ok(&described(&app, Some(adapter))));
     }
     Err(ApiError::not_found(format!("the model `{name}` does not exist")).with_code("model_not_found"))
-}
-
-/// `POST /v1/embeddings`.
-pub async fn embeddings() -> ApiError {
-    ApiError::not_found(
-        "this server gives no embeddings, because its engine does not return hidden states; it has \
-         `/v1/completions` and `/v1/chat/completions`",
-    )
-    .with_code("unsupported_route")
 }
 
 /// `POST /tokenize`.

@@ -35,6 +35,8 @@ pub struct Parameters {
     /// The format of answers, and the field that names it.
     pub grammar: Option<(Grammar, &'static str)>,
     pub return_token_ids: bool,
+    /// The adapter by its name; `None` for the base.
+    pub adapter: Option<String>,
 }
 
 /// Fields without effect that clients send.
@@ -82,6 +84,7 @@ impl Parameters {
                 .count("prompt_logprobs", 0)?
                 .map(check_top("prompt_logprobs"))
                 .transpose()?,
+            adapter: served.adapter(fields)?.map(|adapter| adapter.name.clone()),
             grammar: grammar(fields)?,
             return_token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
             limits: AnswerLimits {

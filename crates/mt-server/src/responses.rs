@@ -289,7 +289,7 @@ impl Answer {
             "background": false,
             "error": null,
             "incomplete_details": details,
-            "model": self.app.served.name,
+            "model": self.run.model,
             "output": self.items,
             "previous_response_id": null,
             "store": false,

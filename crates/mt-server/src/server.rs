@@ -10,6 +10,7 @@ use std::{
 
 use axum::serve::ListenerExt;
 use mt_data::{ChatTemplate, Tokenizer};
+use mt_engine::serve::Pooling;
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
@@ -19,6 +20,8 @@ use tokio::{
 use crate::{
     access::ApiKeys,
     app::{App, Phase, router},
+    error::ApiError,
+    fields::Fields,
     generator::Generator,
     limits::ServerLimits,
 };
@@ -26,12 +29,27 @@ use crate::{
 /// The time in which connections may close after the last answer.
 const CLOSING: Duration = Duration::from_secs(2);
 
+/// An adapter of the model, as clients know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedAdapter {
+    /// The name in requests and answers.
+    pub name: String,
+    /// The path of the adapter.
+    pub root: String,
+}
+
 /// A model with its tokenizer, as clients know it.
 pub struct ServedModel {
     /// The name in requests and answers.
     pub name: String,
     /// The path of the weights, which is another name of the model.
     pub root: String,
+    /// The adapters that requests choose by name.
+    pub adapters: Vec<NamedAdapter>,
+    /// How texts become vectors unless requests tell.
+    pub pooling: Pooling,
+    /// The length of these vectors.
+    pub embedding_size: usize,
     pub tokenizer: Arc<Tokenizer>,
     /// Begins conversations that have no system message of their own.
     pub system: Option<String>,
@@ -48,6 +66,32 @@ pub struct ServedModel {
     pub max_length: usize,
     /// The maximum length of a prompt, in tokens.
     pub max_prompt: usize,
+}
+
+impl ServedModel {
+    /// The adapter that a request chooses by its field `model`; `None` for the base.
+    ///
+    /// # Errors
+    /// The server does not have the model.
+    pub fn adapter(&self, fields: &Fields) -> Result<Option<&NamedAdapter>, ApiError> {
+        let Some(name) = fields.text("model")? else { return Ok(None) };
+        if name == self.name || name == self.root {
+            return Ok(None);
+        }
+        self.adapters.iter().find(|adapter| adapter.name == name).map(Some).ok_or_else(|| {
+            let names = self.adapters.iter().map(|adapter| adapter.name.as_str());
+            let names: Vec<String> =
+                [self.name.as_str()].into_iter().chain(names).map(|n| format!("`{n}`")).collect();
+            let message = format!("the model `{name}` does not exist; this server has {}", names.join(", "));
+            let error = ApiError { parameter: Some("model".to_owned()), ..ApiError::not_found(message) };
+            error.with_code("model_not_found")
+        })
+    }
+
+    /// The name of the model with an adapter or without.
+    pub fn name_of(&self, adapter: Option<&str>) -> String {
+        adapter.unwrap_or(&self.name).to_owned()
+    }
 }
 
 /// An event for the server's log.

@@ -24,4 +24,4 @@ pub use logical::LogicalAxis;
 pub use mesh::{DeviceAttributes, HybridAxis, Mesh, MeshError, PartitionSpec, Sharding, Topology};
 pub use rules::{LogicalRules, PlacedValue, Placement, PlacementNote};
 pub use table::{PlacementRow, SplitsNothing, check_axes, placement_table};
-pub use tree::{Noise, Path, Tree};
+pub use tree::{AdapterChoices, Attached, Noise, Path, Tree};

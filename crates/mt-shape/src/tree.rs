@@ -43,6 +43,23 @@ pub struct Noise<L> {
     pub paired_shards: Option<usize>,
 }
 
+/// The choices of a batch's rows among the adapters of weights.
+#[derive(Clone, Copy, Debug)]
+pub struct AdapterChoices<L> {
+    /// The number of each row's adapter, from 1; 0 for none. Rows are in ascending order of their adapters, and those
+    /// without come last. `i32[batch]`
+    pub choices: L,
+    /// The number of rows that chose each adapter: `i32[adapter]`.
+    pub counts: L,
+}
+
+/// The inputs that structures receive for one application of a module, in addition to their leaves.
+#[derive(Clone, Copy, Debug)]
+pub enum Attached<L> {
+    Noise(Noise<L>),
+    Rows(AdapterChoices<L>),
+}
+
 /// A structure of leaves that can be rebuilt with leaves of another type.
 ///
 /// Derive it with `#[derive(Tree)]` on a struct generic over its leaf. A plain leaf is a field whose type is the
@@ -60,16 +77,16 @@ pub trait Tree {
         map: &mut dyn FnMut(&Path, &Self::Leaf) -> B,
     ) -> Self::With<B>;
 
-    /// Gives each structure that draws random numbers those of its path, until the next [`Self::map_leaves_at`]. A tree
-    /// of leaves alone draws none.
-    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<Self::Leaf>);
+    /// Gives each structure that needs more than its leaves the inputs of its path, until the next
+    /// [`Self::map_leaves_at`]. A tree of leaves alone needs none.
+    fn attach_at(&mut self, path: &mut Path, attach: &mut dyn FnMut(&Path) -> Attached<Self::Leaf>);
 
-    /// As [`Self::attach_noise_at`], from the root.
-    fn attach_noise(&mut self, mut noise: impl FnMut(&Path) -> Noise<Self::Leaf>)
+    /// As [`Self::attach_at`], from the root.
+    fn attach(&mut self, mut attach: impl FnMut(&Path) -> Attached<Self::Leaf>)
     where
         Self: Sized,
     {
-        self.attach_noise_at(&mut Path::default(), &mut noise);
+        self.attach_at(&mut Path::default(), &mut attach);
     }
 
     /// Rebuilds the structure from the results of `map` for each path and leaf.
@@ -126,9 +143,9 @@ impl<T: Tree> Tree for Option<T> {
         self.as_ref().map(|tree| tree.map_leaves_at(path, map))
     }
 
-    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<Self::Leaf>) {
+    fn attach_at(&mut self, path: &mut Path, attach: &mut dyn FnMut(&Path) -> Attached<Self::Leaf>) {
         if let Some(tree) = self {
-            tree.attach_noise_at(path, noise);
+            tree.attach_at(path, attach);
         }
     }
 }
@@ -148,9 +165,9 @@ impl<T: Tree> Tree for Vec<T> {
             .collect()
     }
 
-    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<Self::Leaf>) {
+    fn attach_at(&mut self, path: &mut Path, attach: &mut dyn FnMut(&Path) -> Attached<Self::Leaf>) {
         for (index, tree) in self.iter_mut().enumerate() {
-            path.within(&index.to_string(), |path| tree.attach_noise_at(path, noise));
+            path.within(&index.to_string(), |path| tree.attach_at(path, attach));
         }
     }
 }
@@ -167,7 +184,7 @@ impl<T: Tree> Tree for Box<T> {
         Box::new((**self).map_leaves_at(path, map))
     }
 
-    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<Self::Leaf>) {
-        (**self).attach_noise_at(path, noise);
+    fn attach_at(&mut self, path: &mut Path, attach: &mut dyn FnMut(&Path) -> Attached<Self::Leaf>) {
+        (**self).attach_at(path, attach);
     }
 }

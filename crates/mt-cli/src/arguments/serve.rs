@@ -27,8 +27,8 @@ pub const SERVE: &str = "\
 Serves a trained or published model over HTTP, until Ctrl-C or SIGTERM.
 
 The server speaks OpenAI's interface (/v1/completions, /v1/chat/completions,
-/v1/responses, /v1/models), Anthropic's (/v1/messages), and vLLM's /tokenize,
-/detokenize, /health and /metrics. A chat page is at its root.
+/v1/responses, /v1/embeddings, /v1/models), Anthropic's (/v1/messages), and
+vLLM's /tokenize, /detokenize, /health and /metrics. A chat page is at its root.
 
 The keys are those of `decode` that describe the model; requests set the
 sampling. API keys are read from the variable `MAXTEXT_API_KEYS` or from a file,
@@ -38,6 +38,7 @@ pub const SERVE_EXAMPLES: &str = "\
 Examples:
   maxtext serve load_parameters_path=maxtext_output/first
   maxtext serve hf_model_path=Qwen3-0.6B --port 9000
+  maxtext serve hf_model_path=Qwen3-0.6B --adapter sql=adapters/sql
   maxtext serve hf_model_path=Qwen3-0.6B --host 0.0.0.0 --api-key-file keys.txt
 
 See also:
@@ -70,6 +71,12 @@ pub struct Serve {
     /// The model's name in requests; by default the name of its directory
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
+    /// Adapters of the model, which requests choose by name: a PEFT directory, or a run with adapters; may be repeated
+    #[arg(long = "adapter", alias = "lora-modules", value_name = "NAME=DIR")]
+    pub adapters: Vec<String>,
+    /// How `/v1/embeddings` turns a text into a vector unless a request tells: by its last token, or by the mean of all
+    #[arg(long, value_name = "POOLING", default_value = "last")]
+    pub pooling: String,
     /// A file with API keys, one on each line
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,

@@ -5,10 +5,15 @@ use std::{env, fs, net::TcpListener, path::Path, sync::Arc, time::Duration};
 use mt_config::{Config, DecodeConfig, Origin};
 use mt_engine::{
     EngineError, LoadedModel, PromptBounds, load_model,
-    serve::{CacheSize, EngineHandle, SERVE_PROGRAMS, ServeOptions},
+    serve::{
+        AdapterSource, CacheSize, EngineHandle, SERVE_PROGRAMS, ServeOptions, ServedModel as EngineModel,
+        load_served_adapters,
+    },
 };
 use mt_runtime::CompileSettings;
-use mt_server::{ApiKeys, Generator, ServedModel, Server, ServerEvent, ServerLimits};
+use mt_server::{
+    ApiKeys, Generator, NamedAdapter, ServedModel, Server, ServerEvent, ServerLimits, pooling_of,
+};
 
 use crate::{
     arguments::{Serve, Settings},
@@ -41,6 +46,10 @@ const REPLACED: [&str; 10] = [
 pub fn run(mut command: Serve) -> Result<(), Failure> {
     take_options(&mut command)?;
     let keys = api_keys(command.api_key_file.as_deref())?;
+    let pooling = pooling_of(&command.pooling).ok_or_else(|| {
+        Failure::user(format!("`--pooling` is `{}`\nhint: use `last` or `mean`", command.pooling))
+    })?;
+    let adapters = adapter_sources(&command.adapters)?;
     let settings = Settings { settings: std::mem::take(&mut command.settings.settings) };
     let Prepared { config, decode, found, chat } = prepare(settings)?;
     note_replaced(&config);
@@ -58,20 +67,28 @@ pub fn run(mut command: Serve) -> Result<(), Failure> {
             command.host, command.port
         ))
     })?;
+    let root = decode.checkpoint.parameters_path().or(decode.checkpoint.load_full_state_path.as_deref());
+    let root = root.map_or_else(String::new, |path| path.display().to_string());
+    let name = command.served_model_name.unwrap_or_else(|| name_of(&root));
+    check_names(&adapters, &name, &root)?;
     let FoundTokenizer { tokenizer, directory } = found.tokenizer;
     tokenizer.check_vocab_size(decode.model.vocab_size)?;
     let loaded = load_model(&decode.loading(), &mut say_installation)?;
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
     let step = loaded.step.map_or_else(String::new, |step| format!(" of step {step}"));
     say!("serving the checkpoint{step}: {}", loaded.checkpoint.display());
-    let (generator, bounds) = generator(loaded, &decode, tokenizer.vocab_size())?;
+    let (generator, bounds) = generator(loaded, &decode, tokenizer.vocab_size(), &adapters)?;
     let mut end_tokens = tokenizer.end_ids().clone();
     end_tokens.extend(chat.as_ref().and_then(|chat| chat.end(&tokenizer)));
-    let root = decode.checkpoint.parameters_path().or(decode.checkpoint.load_full_state_path.as_deref());
-    let root = root.map_or_else(String::new, |path| path.display().to_string());
     let served = ServedModel {
-        name: command.served_model_name.unwrap_or_else(|| name_of(&root)),
+        name: name.clone(),
         root,
+        adapters: adapters
+            .into_iter()
+            .map(|AdapterSource { name, path }| NamedAdapter { name, root: path.display().to_string() })
+            .collect(),
+        pooling,
+        embedding_size: decode.model.emb_dim(),
         tokenizer: Arc::new(tokenizer),
         system: decode.decode.system_prompt.clone(),
         template: chat.map(Chat::into_template),
@@ -85,7 +102,6 @@ pub fn run(mut command: Serve) -> Result<(), Failure> {
     if served.template.is_none() {
         say!("note: the tokenizer has no chat template, so only `/v1/completions` answers");
     }
-    let name = served.name.clone();
     let server = Server {
         served,
         generator,
@@ -108,9 +124,24 @@ fn generator(
     loaded: LoadedModel,
     decode: &DecodeConfig,
     num_choices: usize,
+    adapters: &[AdapterSource],
 ) -> Result<(Arc<dyn Generator>, PromptBounds), Failure> {
     let bounds = PromptBounds::of(decode, &*loaded.model);
-    let engine = EngineHandle::start(loaded.into(), serve_options(decode, num_choices, bounds))?;
+    let devices = loaded.placement.mesh().num_devices();
+    if let Some(adapter) = adapters.first().filter(|_| devices > 1) {
+        let name = &adapter.name;
+        return Err(Failure::user(format!(
+            "`--adapter` names `{name}`, but adapters are served from one device, and the mesh has {devices}\n\
+             hint: use one device, or serve a model that the adapter was merged into"
+        )));
+    }
+    let options = serve_options(decode, num_choices, bounds);
+    let served = if adapters.is_empty() {
+        None
+    } else {
+        Some(load_served_adapters(&loaded, &decode.loading(), adapters.to_vec(), &options.compile)?)
+    };
+    let engine = EngineHandle::start(EngineModel { adapters: served, ..loaded.into() }, options)?;
     let allowed = engine.options().prompts;
     if allowed.max_target_length < bounds.max_target_length {
         say!(
@@ -184,6 +215,14 @@ pub fn take_options(command: &mut Serve) -> Result<(), Failure> {
     if let Some(name) = settings.take_option("--served-model-name", "NAME")? {
         command.served_model_name = Some(name);
     }
+    for option in ["--adapter", "--lora-modules"] {
+        while let Some(adapter) = settings.take_option(option, "NAME=DIR")? {
+            command.adapters.push(adapter);
+        }
+    }
+    if let Some(pooling) = settings.take_option("--pooling", "POOLING")? {
+        command.pooling = pooling;
+    }
     if let Some(file) = settings.take_option("--api-key-file", "FILE")? {
         command.api_key_file = Some(file.into());
     }
@@ -219,6 +258,37 @@ pub fn api_keys(file: Option<&Path>) -> Result<ApiKeys, Failure> {
         text = format!("{text}\n{read}");
     }
     Ok(ApiKeys::parse(&text))
+}
+
+/// The adapters that options name.
+fn adapter_sources(options: &[String]) -> Result<Vec<AdapterSource>, Failure> {
+    let source = |option: &String| match option.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok(AdapterSource { name: name.to_owned(), path: path.into() })
+        }
+        _ => Err(Failure::user(format!(
+            "`--adapter` is `{option}`, which does not name an adapter and its directory\n\
+             hint: write `--adapter NAME=DIR`, such as `--adapter sql=adapters/sql`"
+        ))),
+    };
+    options.iter().map(source).collect()
+}
+
+/// Checks that a name in a request means one model.
+fn check_names(adapters: &[AdapterSource], name: &str, root: &str) -> Result<(), Failure> {
+    for (index, adapter) in adapters.iter().enumerate() {
+        let own = &adapter.name;
+        if own == name || own == root {
+            return Err(Failure::user(format!(
+                "an adapter and its base have the name `{own}`\n\
+                 hint: name the adapter otherwise, or the base with `--served-model-name`"
+            )));
+        }
+        if adapters[..index].iter().any(|earlier| earlier.name == *own) {
+            return Err(EngineError::AdapterNamedTwice { name: own.clone() }.into());
+        }
+    }
+    Ok(())
 }
 
 fn note_replaced(config: &Config) {

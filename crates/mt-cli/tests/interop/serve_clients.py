@@ -145,6 +145,25 @@ def messages():
     assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
 
 
+def embeddings():
+    texts = ["the river", "a long road to the sea", "x"]
+    # The client asks for base 64 unless it is told otherwise, and decodes it.
+    whole = client.embeddings.create(model=MODEL, input=texts)
+    plain = client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+    assert [item.index for item in whole.data] == [0, 1, 2] and whole.usage.prompt_tokens == whole.usage.total_tokens > 0
+    for one, other in zip(whole.data, plain.data):
+        assert len(one.embedding) == len(other.embedding)
+        assert max(abs(a - b) for a, b in zip(one.embedding, other.embedding)) < 1e-7
+        assert abs(sum(value * value for value in one.embedding) - 1) < 1e-5
+    alone = client.embeddings.create(model=MODEL, input=texts[1], encoding_format="float").data[0].embedding
+    assert max(abs(a - b) for a, b in zip(alone, plain.data[1].embedding)) < 1e-5
+    mean = client.embeddings.create(model=MODEL, input=texts[1], extra_body={"pooling": "mean"}).data[0].embedding
+    assert max(abs(a - b) for a, b in zip(alone, mean)) > 1e-3
+    short = client.embeddings.create(model=MODEL, input=texts[1], dimensions=3).data[0].embedding
+    norm = sum(value * value for value in alone[:3]) ** 0.5
+    assert max(abs(a - b / norm) for a, b in zip(short, alone)) < 1e-5
+
+
 def expect(kind, call, fragment):
     try:
         call()
@@ -160,7 +179,10 @@ def errors():
     expect(openai.BadRequestError, lambda: create(model=MODEL, messages=MESSAGES, temperature=-1), "temperature")
     long = [{"role": "user", "content": "x" * 5000}]
     expect(openai.BadRequestError, lambda: create(model=MODEL, messages=long), "at most 511 fit")
-    expect(openai.NotFoundError, lambda: client.embeddings.create(model=MODEL, input="x"), "no embeddings")
+    vectors = client.embeddings.create
+    expect(openai.NotFoundError, lambda: vectors(model="other", input="x"), "does not exist")
+    expect(openai.BadRequestError, lambda: vectors(model=MODEL, input=[]), "empty list")
+    expect(openai.BadRequestError, lambda: vectors(model=MODEL, input="x", dimensions=100_000), "dimensions")
     stranger = openai.OpenAI(base_url=f"{URL}/v1", api_key="wrong", max_retries=0)
     expect(openai.AuthenticationError, stranger.models.list, "API key")
     expect(anthropic.NotFoundError, lambda: claude.messages.create(model="other", max_tokens=1, messages=MESSAGES), "not_found")
@@ -168,6 +190,6 @@ def errors():
     expect(anthropic.AuthenticationError, lambda: stranger.messages.create(model=MODEL, max_tokens=1, messages=MESSAGES), "API key")
 
 
-for check in (completions, chats, structured, tools, responses, messages, errors):
+for check in (completions, chats, structured, tools, responses, messages, embeddings, errors):
     check()
 print(json.dumps(found))

@@ -20,6 +20,7 @@ mod refusals;
 mod resume;
 mod reward;
 mod serve;
+mod served_adapters;
 mod sft;
 mod stacks;
 mod stop;

@@ -11,14 +11,19 @@ use serde_json::{Value, json};
 use crate::support::{Sandbox, outcome};
 
 /// A running server, which ends with this value.
-struct Server {
+pub struct Server {
     process: Child,
     address: String,
 }
 
 impl Server {
     fn start(sandbox: &Sandbox, keys: &[&str]) -> Self {
-        let arguments = [&["serve", "load_parameters_path=runs/run", "--port", "0"], keys].concat();
+        Self::start_of(sandbox, "run", keys)
+    }
+
+    pub fn start_of(sandbox: &Sandbox, run: &str, keys: &[&str]) -> Self {
+        let run = format!("load_parameters_path=runs/{run}");
+        let arguments = [&["serve", &run, "--port", "0"], keys].concat();
         let mut process = sandbox.program(&arguments).spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let mut log = String::new();
@@ -35,12 +40,15 @@ impl Server {
     }
 
     /// The status and the JSON of a response.
-    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.request("POST", path, &body.to_string())
+    }
+
+    pub fn request(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        let body = body.to_string();
         write!(
             stream,
-            "POST {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         )
         .unwrap();
@@ -52,7 +60,7 @@ impl Server {
     }
 
     /// Ends the server as an operator does.
-    fn end(mut self) {
+    pub fn end(mut self) {
         let id = self.process.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
         assert!(self.process.wait().unwrap().success());

@@ -12,7 +12,7 @@ use mt_runtime::{Array, Runtime};
 use mt_shape::Placement;
 
 use super::{
-    Answers, CacheSize, EngineMetrics, GenerationRequest, ServeOptions, SubmitError,
+    Answers, CacheSize, EngineMetrics, GenerationRequest, ServeOptions, ServedAdapters, SubmitError,
     answers::channel,
     program::{PoolSizes, ServePrograms},
     scheduler::{PoolOptions, Scheduler, SchedulerOptions},
@@ -28,12 +28,14 @@ pub struct ServedModel {
     pub model: Arc<dyn Model>,
     /// The parameters in the model's order.
     pub parameters: Arc<Vec<Array>>,
+    /// The adapters that requests can choose.
+    pub adapters: Option<ServedAdapters>,
 }
 
 impl From<LoadedModel> for ServedModel {
     fn from(loaded: LoadedModel) -> Self {
         let LoadedModel { runtime, placement, model, parameters, .. } = loaded;
-        Self { runtime, placement, model, parameters: Arc::new(parameters) }
+        Self { runtime, placement, model, parameters: Arc::new(parameters), adapters: None }
     }
 }
 
@@ -44,7 +46,8 @@ impl ServedModel {
         mut options: ServeOptions,
         step_sizes: &StepSizes,
     ) -> Result<Prepared<Arc<Vec<Array>>>, EngineError> {
-        let Self { runtime, placement, model, parameters } = self;
+        let Self { runtime, placement, model, parameters, adapters } = self;
+        options.adapters = adapters.as_ref().map(ServedAdapters::names).unwrap_or_default();
         if model.reads_source() {
             return Err(EngineError::NoSource { command: "serve" });
         }
@@ -54,7 +57,8 @@ impl ServedModel {
         let parameter_types = parameters.iter().map(Array::dtype).collect();
         let programs = Programs { model, placement, target, parameter_types, num_choices };
         let compiled = &mut |_: &PoolSizes| Executables::default();
-        Prepared::new(runtime, programs, parameters, options, step_sizes, compiled)
+        let prepared = Prepared::new(runtime, programs, parameters, options, step_sizes, compiled)?;
+        Ok(Prepared { steps: prepared.steps.with_adapters(adapters), ..prepared })
     }
 }
 

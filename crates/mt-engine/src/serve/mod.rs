@@ -4,6 +4,7 @@
 //! events of its [`Answers`]. The thread repeats steps: the scheduler plans which pieces of prompts are read and which
 //! sequences receive a token, and the programs of the model do so for all rows at once.
 
+mod adapters;
 mod answers;
 mod beams;
 mod choice;
@@ -19,6 +20,7 @@ mod steps;
 mod tests;
 mod worker;
 
+pub use adapters::{AdapterSource, ServedAdapters, load_served_adapters};
 pub use answers::Answers;
 pub use beams::{BeamEnding, BeamSearch};
 pub use handle::{EngineHandle, ServedModel};
@@ -27,8 +29,8 @@ pub use options::{CacheSize, ServeOptions};
 pub use program::SERVE_PROGRAMS;
 pub(crate) use program::{ChoiceKey, PoolSizes, ServePrograms, StepKey};
 pub use request::{
-    AnswerEvent, AnswerLimits, EngineMetrics, GenerationRequest, SubmitError, TokenChoice, TokenFilter,
-    TokenLogProbability,
+    AnswerEvent, AnswerLimits, EngineMetrics, GenerationRequest, Pooling, SubmitError, TokenChoice,
+    TokenFilter, TokenLogProbability,
 };
 pub(crate) use scheduler::{Pause, Piece, Plan, Scheduler, SequenceId};
 pub(crate) use steps::{Adjustment, DeviceSteps, Executables, StepChoice, StepSizes, Steps};

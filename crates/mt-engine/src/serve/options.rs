@@ -30,6 +30,8 @@ pub struct ServeOptions {
     pub enable_model_warmup: bool,
     /// The seed of requests that have none. Each such request receives another one.
     pub seed: u64,
+    /// The names of the adapters that requests can choose. The engine sets them.
+    pub adapters: Vec<String>,
     pub compile: CompileSettings,
 }
 
@@ -64,6 +66,7 @@ impl ServeOptions {
             max_log_probabilities: 20,
             enable_model_warmup: false,
             seed: 0,
+            adapters: Vec::new(),
             compile: CompileSettings::default(),
         }
     }
@@ -105,12 +108,22 @@ impl ServeOptions {
                 "{count} most probable tokens are wanted, but at most {most} are reported"
             ));
         }
-        if let Some(name) = &request.adapter {
-            return Err(EngineError::UnknownAdapter { name: name.clone() });
+        self.adapter(request)?;
+        if request.pooling.is_some() && (request.num_answers != 1 || wanted.is_some()) {
+            return wrong("a text has one vector, and no log-probabilities".to_owned());
         }
         self.check_choice(&request.choice)?;
         self.check_beams(request)?;
         self.check_limits(&request.limits)
+    }
+
+    /// The number of the adapter that a request chooses, from 1; 0 for none.
+    pub(super) fn adapter(&self, request: &GenerationRequest) -> Result<u32, EngineError> {
+        let Some(name) = &request.adapter else { return Ok(0) };
+        match self.adapters.iter().position(|known| known == name) {
+            Some(index) => Ok(index as u32 + 1),
+            None => Err(EngineError::UnknownAdapter { name: name.clone() }),
+        }
     }
 
     fn check_choice(&self, choice: &TokenChoice) -> Result<(), EngineError> {

@@ -18,6 +18,11 @@ pub(crate) struct Prefix(u128);
 impl Prefix {
     /// The prefix without tokens.
     pub const EMPTY: Self = Self(0);
+
+    /// The prefix without tokens for an adapter; 0 for none.
+    pub fn of_adapter(adapter: u32) -> Self {
+        Self(adapter.into())
+    }
 }
 
 /// Hashes prefixes. Its keys are random, so that no request can be made to collide with another one.

@@ -9,10 +9,11 @@ use std::ops::Range;
 use mt_ir::Program;
 use mt_models::{ENTRY_OF_SEQUENCE, Forward, GenerationState, Kept, PageTables, StateSpec, Tokens};
 use mt_nn::{
+    ADAPTER,
     attention::{PAGE, PAGE_OF_ROW},
-    axes::{BATCH, KV_POSITION, POSITION, VOCAB},
+    axes::{BATCH, EMBED, KV_POSITION, POSITION, VOCAB},
 };
-use mt_shape::{Axis, DType, axis, logical};
+use mt_shape::{AdapterChoices, Axis, DType, axis, logical};
 use mt_trace::{Inputs, Output, Tensor, program};
 
 use super::choice::{Adjustments, CandidateScores, RowChoices};
@@ -20,11 +21,12 @@ use crate::{EngineError, program::Programs, sampler::Sampler};
 
 const READ_PIECE: &str = "read_piece";
 const CHOOSE_TOKENS: &str = "choose_tokens";
+const POOL_HIDDEN: &str = "pool_hidden";
 const COPY_STATE: &str = "copy_state";
 const EMPTY_STATE: &str = "empty_state";
 
 /// The names of the programs of a running engine.
-pub const SERVE_PROGRAMS: [&str; 4] = [READ_PIECE, CHOOSE_TOKENS, COPY_STATE, EMPTY_STATE];
+pub const SERVE_PROGRAMS: [&str; 5] = [READ_PIECE, CHOOSE_TOKENS, POOL_HIDDEN, COPY_STATE, EMPTY_STATE];
 
 const COLUMN: &str = "column";
 /// The slots of all pages of a pool.
@@ -50,6 +52,12 @@ pub(crate) enum StepKey {
         rows: usize,
         pages: usize,
         choice: ChoiceKey,
+    },
+    /// Reads up to `length` tokens of each of `rows` texts, and sums their hidden states with given weights.
+    Pool {
+        rows: usize,
+        length: usize,
+        pages: usize,
     },
     Copy,
     Empty,
@@ -103,7 +111,9 @@ impl Columns {
     pub const ENTRY: usize = 2;
     /// The row of the last step whose choice is the row's token; negative if the row has tokens of its own.
     pub const FROM: usize = 3;
-    const TOKENS: usize = 4;
+    /// The number of the row's adapter; 0 for none.
+    pub const ADAPTER: usize = 4;
+    const TOKENS: usize = 5;
 
     pub fn new(length: usize, pages: usize, num_pools: usize) -> Self {
         Self { length, pages, num_pools }
@@ -176,6 +186,7 @@ impl ServePrograms {
         match key {
             StepKey::Read { rows, length, pages, scores } => self.read(rows, length, pages, scores),
             StepKey::Choose { rows, pages, choice } => self.choose(rows, pages, choice),
+            StepKey::Pool { rows, length, pages } => self.pool(rows, length, pages),
             StepKey::Copy => self.copy(),
             StepKey::Empty => self.empty(),
         }
@@ -240,6 +251,33 @@ impl ServePrograms {
             outputs.extend(CandidateScores::of(logits, tokens, choice.num_top).outputs(inputs));
             outputs
         })?)
+    }
+
+    fn pool(&self, rows: usize, length: usize, pages: usize) -> Result<Program, EngineError> {
+        Ok(program(&self.programs.options(POOL_HIDDEN), |inputs| {
+            let advanced = self.advanced(inputs, rows, length, pages, false);
+            let axes = [axis(BATCH, rows), axis(POSITION, length)];
+            let weights = inputs.input("weights", DType::F32, &axes, &[None, None], false);
+            let hidden = advanced.hidden.cast(DType::F32);
+            // Hidden states of padding are not defined.
+            let is_read = weights.greater(0.0).broadcast(&hidden.axes());
+            let weighted =
+                is_read.select(hidden * weights, hidden.region().full(DType::F32, &hidden.axes(), 0.0));
+            let sums = weighted.sum(&[POSITION]).order(&[BATCH, EMBED]);
+            let mut outputs = advanced.pools;
+            outputs.push(inputs.replicated("pooled", sums));
+            outputs
+        })?)
+    }
+
+    /// The choices of the rows among the adapters of the model, if it has any.
+    fn adapter_choices<'t>(&self, integers: Tensor<'t>) -> Option<AdapterChoices<Tensor<'t>>> {
+        let adapters = axis(ADAPTER, self.programs.model.adapters()?.adapter.choices?);
+        let choices = integers.at(COLUMN, Columns::ADAPTER);
+        let axes = [choices.axes()[0], adapters];
+        let numbers = integers.region().iota(DType::I32, adapters).broadcast(&axes) + 1.0;
+        let counts = numbers.equals(choices).cast(DType::I32).sum(&[BATCH]);
+        Some(AdapterChoices { choices, counts })
     }
 
     /// Copies an entry of each pool without pages, and a page of each other pool.
@@ -396,7 +434,8 @@ impl ServePrograms {
         let tokens =
             last.map_or(given, |last| last.less(0.0).broadcast(&axes).select(given, last.broadcast(&axes)));
         let tokens = Tokens::as_read(tokens, places + before, segmentation);
-        let forward = Forward { state: Some(state), ..Forward::default() };
+        let adapters = self.adapter_choices(integers);
+        let forward = Forward { state: Some(state), adapters, ..Forward::default() };
         let made = self.programs.model.hidden(&parameters, tokens, forward);
         let updated = pools.into_iter().zip(self.pools()).zip(made.state).map(|((pool, spec), written)| {
             let written = gathered(written, &spec);

@@ -19,6 +19,28 @@ pub struct GenerationRequest {
     pub filters: Vec<Box<dyn TokenFilter>>,
     /// The adapter by its served name; `None` for the base model.
     pub adapter: Option<String>,
+    /// Set if the prompt's pooled hidden states are wanted instead of an answer.
+    pub pooling: Option<Pooling>,
+}
+
+/// How hidden states of the tokens of a text, after the final norm, become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// The hidden state of the last token.
+    Last,
+    /// The mean over all tokens.
+    Mean,
+}
+
+impl Pooling {
+    /// The weights of the tokens `first..first + count` of a text of `length` tokens.
+    pub(crate) fn weights(self, first: usize, count: usize, length: usize) -> Vec<f32> {
+        let weight = |place: usize| match self {
+            Self::Mean => (1.0 / length as f64) as f32,
+            Self::Last => f32::from(u8::from(place + 1 == length)),
+        };
+        (first..first + count).map(weight).collect()
+    }
 }
 
 impl GenerationRequest {
@@ -33,7 +55,13 @@ impl GenerationRequest {
             prompt_log_probabilities: None,
             filters: Vec::new(),
             adapter: None,
+            pooling: None,
         }
+    }
+
+    /// The pooled hidden states of a text.
+    pub fn pooled(text: Vec<u32>, pooling: Pooling) -> Self {
+        Self { pooling: Some(pooling), ..Self::greedy(text) }
     }
 }
 
@@ -132,6 +160,10 @@ pub enum AnswerEvent {
     Token {
         answer: usize,
         token: TokenLogProbability,
+    },
+    /// The pooled hidden states of the prompt, without normalization.
+    Pooled {
+        values: Vec<f32>,
     },
     Finished {
         answer: usize,

@@ -106,6 +106,8 @@ pub(crate) struct Sequence {
     registered: usize,
     /// The prefixes of whole pages, as far as they are known.
     prefixes: Vec<Prefix>,
+    /// The number of the adapter; 0 for none.
+    pub adapter: u32,
     /// The prefix before the first token. It differs for sequences that must not share pages.
     root: Prefix,
     finds_prefixes: bool,
@@ -174,6 +176,7 @@ impl Scheduler {
                 found: 0,
                 registered: 0,
                 prefixes: Vec::new(),
+                adapter: 0,
                 root: Prefix::EMPTY,
                 finds_prefixes: finds_prefixes && self.options.keeps_prefixes,
                 followers: if *id == ids[0] { ids[1..].to_vec() } else { Vec::new() },
@@ -182,6 +185,14 @@ impl Scheduler {
         }
         self.waiting.insert(ids[0]);
         ids
+    }
+
+    /// Gives sequences an adapter, before they run. Pages of other adapters hold other states for the same tokens.
+    pub fn choose_adapter(&mut self, ids: &[SequenceId], adapter: u32) {
+        for id in ids {
+            let sequence = self.sequences.get_mut(id).expect("the sequence was added");
+            (sequence.adapter, sequence.root) = (adapter, Prefix::of_adapter(adapter));
+        }
     }
 
     pub fn sequence(&self, id: SequenceId) -> &Sequence {

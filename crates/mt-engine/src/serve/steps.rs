@@ -13,6 +13,7 @@ use mt_shape::{DType, HostArray, Sharding};
 
 use super::{
     TokenLogProbability,
+    adapters::{AdaptedSteps, ServedAdapters},
     choice::{NUM_NUMBERS, num_words, numbers_of},
     pages::PageId,
     program::{ChoiceKey, Columns, ServePrograms, StepKey},
@@ -32,6 +33,14 @@ pub(crate) struct StepRow<'a> {
     /// The pages of the sequence, for each pool with pages.
     pub tables: &'a [Vec<PageId>],
     pub entry: u32,
+    /// The number of its adapter; 0 for none. Rows are in the order of [`order_of_adapter`].
+    pub adapter: u32,
+}
+
+/// The place of rows with an adapter among those of a call: rows with the same one follow one another, and those without
+/// come last.
+pub(crate) fn order_of_adapter(adapter: u32) -> u32 {
+    adapter.wrapping_sub(1)
 }
 
 /// How the next token of a row is chosen.
@@ -81,6 +90,9 @@ pub(crate) trait Steps {
     /// Waits for the tokens of a step.
     fn finish(&mut self, pending: Self::Pending) -> Result<Vec<TokenLogProbability>, EngineError>;
 
+    /// Reads tokens of texts, and returns the sums of their hidden states with the weights of each row's tokens.
+    fn pool(&mut self, rows: &[StepRow<'_>], weights: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, EngineError>;
+
     /// Forgets all state, after a step has failed.
     fn reset(&mut self) -> Result<(), EngineError>;
 }
@@ -104,13 +116,15 @@ pub(crate) fn rounded_up(sizes: &[usize], needed: usize) -> usize {
 }
 
 /// Compiled programs, which engines with pools of the same sizes can share.
-pub(crate) type Executables = Arc<Mutex<HashMap<StepKey, Executable>>>;
+pub(crate) type Executables = Arc<Mutex<HashMap<(StepKey, Weights), Executable>>>;
 
 /// Steps of a model, whose parameters are shared or borrowed.
 pub(crate) struct DeviceSteps<P = Arc<Vec<Array>>> {
     runtime: Runtime,
     parameters: P,
     programs: ServePrograms,
+    /// The model with adapters, for calls with a row that has one.
+    adapted: Option<AdaptedSteps>,
     sizes: StepSizes,
     compile: CompileSettings,
     executables: Executables,
@@ -130,6 +144,14 @@ pub(crate) struct PendingChoice {
     num_top: Vec<usize>,
 }
 
+/// The arrays of weights that a program takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Weights {
+    Absent,
+    Base,
+    Adapted,
+}
+
 /// Log-probabilities on the host, by row or by position of rows.
 struct Scores {
     given: HostArray,
@@ -145,9 +167,19 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
         compile: CompileSettings,
         executables: Executables,
     ) -> Result<Self, EngineError> {
-        let (compiled, pools, last) = (Duration::ZERO, Vec::new(), None);
-        let mut steps =
-            Self { runtime, parameters, programs, sizes, compile, executables, compiled, pools, last };
+        let (adapted, compiled, pools, last) = (None, Duration::ZERO, Vec::new(), None);
+        let mut steps = Self {
+            runtime,
+            parameters,
+            programs,
+            adapted,
+            sizes,
+            compile,
+            executables,
+            compiled,
+            pools,
+            last,
+        };
         steps.reset()?;
         Ok(steps)
     }
@@ -159,17 +191,26 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
             self.sizes.pages.drain(..self.sizes.pages.len().saturating_sub(1));
         }
         let StepSizes { rows, read_rows, lengths, pages } = self.sizes.clone();
-        for (rows, pages) in rows.iter().flat_map(|rows| pages.iter().map(move |pages| (*rows, *pages))) {
-            self.executable(StepKey::Choose { rows, pages, choice: ChoiceKey::GREEDY })?;
-        }
-        for (rows, length) in
-            read_rows.iter().flat_map(|rows| lengths.iter().map(move |length| (*rows, *length)))
-        {
-            for pages in pages.iter().copied().chain([0]) {
-                self.executable(StepKey::Read { rows, length, pages, scores: None })?;
+        let adapted = self.adapted.as_ref().map(|_| Weights::Adapted);
+        for weights in [Weights::Base].into_iter().chain(adapted) {
+            for (rows, pages) in rows.iter().flat_map(|rows| pages.iter().map(move |pages| (*rows, *pages))) {
+                self.executable(StepKey::Choose { rows, pages, choice: ChoiceKey::GREEDY }, weights)?;
+            }
+            for (rows, length) in
+                read_rows.iter().flat_map(|rows| lengths.iter().map(move |length| (*rows, *length)))
+            {
+                for pages in pages.iter().copied().chain([0]) {
+                    self.executable(StepKey::Read { rows, length, pages, scores: None }, weights)?;
+                }
             }
         }
-        self.executable(StepKey::Copy).map(|_| ())
+        self.executable(StepKey::Copy, Weights::Absent).map(|_| ())
+    }
+
+    /// Serves adapters beside the model.
+    pub fn with_adapters(mut self, adapters: Option<ServedAdapters>) -> Self {
+        self.adapted = adapters.map(|adapters| AdaptedSteps::new(adapters, &self.programs));
+        self
     }
 
     /// The pools, in the model's order.
@@ -178,17 +219,26 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
         self.programs.pools()
     }
 
+    /// The weights of a call with these rows.
+    fn weights(&self, rows: &[StepRow<'_>]) -> Weights {
+        if rows.iter().all(|row| row.adapter == 0) { Weights::Base } else { Weights::Adapted }
+    }
+
     /// The compiled program; it is compiled on first use.
-    pub(super) fn executable(&mut self, key: StepKey) -> Result<Executable, EngineError> {
+    pub(super) fn executable(&mut self, key: StepKey, weights: Weights) -> Result<Executable, EngineError> {
         let mut executables = self.executables.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(executable) = executables.get(&key) {
+        if let Some(executable) = executables.get(&(key, weights)) {
             return Ok(executable.clone());
         }
         let started = Instant::now();
-        let program = self.programs.trace(key)?;
+        let programs = match &self.adapted {
+            Some(adapted) if weights == Weights::Adapted => &adapted.programs,
+            _ => &self.programs,
+        };
+        let program = programs.trace(key)?;
         let executable = self.runtime.compile(&program, &self.compile)?;
         self.runtime.check_memory(&[&executable], LESS_MEMORY)?;
-        executables.insert(key, executable.clone());
+        executables.insert((key, weights), executable.clone());
         self.compiled += started.elapsed();
         Ok(executable)
     }
@@ -200,17 +250,17 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
     }
 
     /// Runs a program on the pools. Returns its other outputs.
-    fn run(
-        &mut self,
-        key: StepKey,
-        has_parameters: bool,
-        inputs: Vec<Array>,
-    ) -> Result<Vec<Array>, EngineError> {
-        let executable = self.executable(key)?;
-        let parameters = if has_parameters { (*self.parameters).as_ref() } else { &[] };
+    fn run(&mut self, key: StepKey, weights: Weights, inputs: Vec<Array>) -> Result<Vec<Array>, EngineError> {
+        let executable = self.executable(key, weights)?;
+        let base = (*self.parameters).as_ref();
+        let parameters: Vec<&Array> = match (weights, &self.adapted) {
+            (Weights::Absent, _) => Vec::new(),
+            (Weights::Adapted, Some(adapted)) => adapted.parameters(base),
+            _ => base.iter().collect(),
+        };
         let num_pools = self.pools.len();
         let all = parameters
-            .iter()
+            .into_iter()
             .map(Input::from)
             .chain(std::mem::take(&mut self.pools).into_iter().map(Input::Donate))
             .chain(inputs.iter().map(Input::from));
@@ -227,6 +277,7 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
         num_rows: usize,
         columns: Columns,
     ) -> Result<Array, RuntimeError> {
+        assert!(rows.is_sorted_by_key(|row| order_of_adapter(row.adapter)), "rows are ordered by adapter");
         let page_size = self.programs.sizes.page_size;
         let width = columns.total();
         let mut integers = vec![0_i32; num_rows * width];
@@ -237,6 +288,7 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
             integers[Columns::COUNT] = row.tokens.len() as i32;
             integers[Columns::ENTRY] = row.entry as i32;
             integers[Columns::FROM] = row.from.map_or(-1, |row| row as i32);
+            integers[Columns::ADAPTER] = row.adapter as i32;
             for (to, token) in integers[columns.tokens()].iter_mut().zip(row.tokens) {
                 *to = *token as i32;
             }
@@ -336,7 +388,7 @@ impl<P: Deref<Target: AsRef<[Array]>>> Steps for DeviceSteps<P> {
         let pages = copy.pages.iter().flatten().map(|page| *page as i32);
         let numbers: Vec<i32> = copy.entries.iter().map(|entry| *entry as i32).chain(pages).collect();
         let numbers = self.array(DType::I32, &[numbers.len()], &numbers)?;
-        self.run(StepKey::Copy, false, vec![numbers]).map(|_| ())
+        self.run(StepKey::Copy, Weights::Absent, vec![numbers]).map(|_| ())
     }
 
     fn read(
@@ -358,7 +410,8 @@ impl<P: Deref<Target: AsRef<[Array]>>> Steps for DeviceSteps<P> {
             }
             inputs.push(self.array(DType::I32, &[num_rows, length], &next)?);
         }
-        let outputs = self.run(StepKey::Read { rows: num_rows, length, pages, scores }, true, inputs)?;
+        let key = StepKey::Read { rows: num_rows, length, pages, scores };
+        let outputs = self.run(key, self.weights(rows), inputs)?;
         let Some(num_top) = scores else { return Ok(Vec::new()) };
         let scores = outputs.iter().map(Array::to_host_async).collect::<Result<_, _>>()?;
         let scores = Scores::wait(scores)?;
@@ -382,7 +435,8 @@ impl<P: Deref<Target: AsRef<[Array]>>> Steps for DeviceSteps<P> {
         let mut inputs = vec![self.integers(rows, num_rows, columns)?];
         inputs.extend(self.last.take());
         inputs.extend(self.choice_inputs(key, choices, num_rows)?);
-        let mut outputs = self.run(StepKey::Choose { rows: num_rows, pages, choice: key }, true, inputs)?;
+        let key = StepKey::Choose { rows: num_rows, pages, choice: key };
+        let mut outputs = self.run(key, self.weights(rows), inputs)?;
         let tokens = outputs.remove(0);
         let pending = PendingChoice {
             tokens: tokens.to_host_async()?,
@@ -401,9 +455,30 @@ impl<P: Deref<Target: AsRef<[Array]>>> Steps for DeviceSteps<P> {
         Ok(chosen.map(|(row, (num_top, token))| scores.of(row, token.cast_unsigned(), *num_top)).collect())
     }
 
+    fn pool(&mut self, rows: &[StepRow<'_>], weights: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let longest = rows.iter().map(|row| row.tokens.len()).max().unwrap_or(0);
+        let length = rounded_up(&self.sizes.lengths, longest);
+        let num_rows = rounded_up(&self.sizes.read_rows, rows.len());
+        let pages = self.num_pages(rows).unwrap_or(0);
+        let columns = Columns::new(length, pages, self.programs.sizes.reaches.len());
+        let mut of_tokens = vec![0.0_f32; num_rows * length];
+        for (to, weights) in of_tokens.chunks_exact_mut(length).zip(weights) {
+            to[..weights.len()].copy_from_slice(weights);
+        }
+        let inputs = vec![
+            self.integers(rows, num_rows, columns)?,
+            self.array(DType::F32, &[num_rows, length], &of_tokens)?,
+        ];
+        let key = StepKey::Pool { rows: num_rows, length, pages };
+        let outputs = self.run(key, self.weights(rows), inputs)?;
+        let sums = outputs[0].to_host()?;
+        let sums: &[f32] = sums.as_slice().expect("sums have 32 bits");
+        Ok(sums.chunks_exact(sums.len() / num_rows).take(rows.len()).map(<[f32]>::to_vec).collect())
+    }
+
     fn reset(&mut self) -> Result<(), EngineError> {
         self.pools.clear();
-        let executable = self.executable(StepKey::Empty)?;
+        let executable = self.executable(StepKey::Empty, Weights::Absent)?;
         self.pools = executable.run(Vec::new())?;
         let num_tokens = self.programs.sizes.num_entries;
         self.last = Some(self.array(DType::I32, &[num_tokens], &vec![0_i32; num_tokens])?);

@@ -4,6 +4,8 @@
 //! and are read and sent while it runs. So what ends an answer other than its length is noticed a step late; the token of
 //! that step is dropped.
 
+mod pool;
+
 use std::{collections::HashMap, sync::Arc};
 
 use super::{
@@ -14,7 +16,7 @@ use super::{
     options::ServeOptions,
     pages::PageId,
     scheduler::{Pause, Piece, Plan, Scheduler, SequenceId},
-    steps::{Adjustment, StepChoice, StepRow, StepSizes, Steps, rounded_up},
+    steps::{Adjustment, StepChoice, StepRow, StepSizes, Steps, order_of_adapter, rounded_up},
 };
 use crate::{EngineError, FinishReason, serve::choice::num_words};
 
@@ -35,6 +37,8 @@ pub(super) struct OpenRequest {
     pub stop: Vec<u32>,
     /// The number of tokens of an answer.
     limit: usize,
+    /// The sum of the weighted hidden states so far, if they are pooled.
+    pooled: Vec<f32>,
     /// The log-probabilities of the prompt's tokens, as far as they are known, until they are reported.
     prompt_scores: Option<Vec<Option<TokenLogProbability>>>,
     pub sequences: Vec<SequenceId>,
@@ -159,7 +163,14 @@ impl<S: Steps> Worker<S> {
         let wants_scores = request.prompt_log_probabilities.is_some();
         // The texts of a search begin as one.
         let num_sequences = if request.choice.beams.is_some() { 1 } else { request.num_answers };
-        let sequences = self.scheduler.add(&request.prompt, num_sequences, !wants_scores);
+        // A text whose hidden states are pooled is read to its end, which a token behind it that is not read marks, and
+        // states of tokens in the cache are not known.
+        let end = request.pooling.map(|_| 0);
+        let tokens: Vec<u32> = request.prompt.iter().copied().chain(end).collect();
+        let finds_prefixes = !wants_scores && end.is_none();
+        let sequences = self.scheduler.add(&tokens, num_sequences, finds_prefixes);
+        let adapter = self.options.adapter(request).expect("the request was checked");
+        self.scheduler.choose_adapter(&sequences, adapter);
         let number = self.num_requests;
         self.num_requests += 1;
         let adjustment = self.adjustment(request);
@@ -175,6 +186,7 @@ impl<S: Steps> Worker<S> {
             accepted,
             stop,
             limit,
+            pooled: Vec::new(),
             prompt_scores: Some(prompt_scores),
             sequences: sequences.clone(),
             search,
@@ -262,11 +274,14 @@ impl<S: Steps> Worker<S> {
             self.steps.copy(copy)?;
         }
         // Pieces of alike length are read together, and prompts that attend to no earlier page apart from others.
-        pieces.sort_by_key(|piece| (self.scores_of(piece.sequence), piece.first > 0, piece.count));
+        pieces.sort_by_key(|piece| {
+            (self.pooling_of(piece.sequence), self.scores_of(piece.sequence), piece.first > 0, piece.count)
+        });
         let mut rest = pieces.as_slice();
         while let Some(first) = rest.first() {
             let is_alike = |piece: &Piece| {
                 self.scores_of(piece.sequence) == self.scores_of(first.sequence)
+                    && self.pooling_of(piece.sequence) == self.pooling_of(first.sequence)
                     && (piece.first > 0) == (first.first > 0)
                     && rounded_up(&self.lengths, piece.count) == rounded_up(&self.lengths, first.count)
             };
@@ -309,6 +324,12 @@ impl<S: Steps> Worker<S> {
     }
 
     fn read(&mut self, pieces: &[Piece]) -> Result<(), EngineError> {
+        let mut pieces = pieces.to_vec();
+        pieces.sort_by_key(|piece| order_of_adapter(self.scheduler.sequence(piece.sequence).adapter));
+        let pieces = pieces.as_slice();
+        if self.pooling_of(pieces[0].sequence) {
+            return self.pool(pieces);
+        }
         let scores = self.scores_of(pieces[0].sequence);
         let of = |piece: &Piece| self.scheduler.sequence(piece.sequence);
         let rows: Vec<StepRow<'_>> =
@@ -333,7 +354,9 @@ impl<S: Steps> Worker<S> {
 
     /// Starts a step that chooses the next tokens of sequences.
     fn start(&mut self, decoded: Vec<SequenceId>) -> Result<Option<Started<S::Pending>>, EngineError> {
-        let sequences: Vec<SequenceId> = decoded.into_iter().filter(|id| self.may_continue(*id)).collect();
+        let mut sequences: Vec<SequenceId> =
+            decoded.into_iter().filter(|id| self.may_continue(*id)).collect();
+        sequences.sort_by_key(|id| order_of_adapter(self.scheduler.sequence(*id).adapter));
         if sequences.is_empty() {
             return Ok(None);
         }
@@ -479,7 +502,8 @@ impl<S: Steps> Worker<S> {
 pub(crate) fn row(sequence: &super::scheduler::Sequence, tokens: std::ops::Range<usize>) -> StepRow<'_> {
     let tables: &[Vec<PageId>] = &sequence.tables;
     let before = tokens.start;
-    StepRow { tokens: &sequence.tokens[tokens], from: None, before, tables, entry: sequence.entry }
+    let (entry, adapter) = (sequence.entry, sequence.adapter);
+    StepRow { tokens: &sequence.tokens[tokens], from: None, before, tables, entry, adapter }
 }
 
 /// A bit for each token that a request allows.

@@ -75,8 +75,13 @@ fn serve(Equipped { engine, parameters }: Equipped) -> EngineHandle {
         max_log_probabilities: VOCAB_SIZE,
         ..ServeOptions::new(prompts, VOCAB_SIZE)
     };
-    let served =
-        ServedModel { runtime: engine.runtime.clone(), placement, model, parameters: Arc::new(parameters) };
+    let served = ServedModel {
+        runtime: engine.runtime.clone(),
+        placement,
+        model,
+        parameters: Arc::new(parameters),
+        adapters: None,
+    };
     let sizes = StepSizes { rows: vec![4], read_rows: vec![4], lengths: vec![8], pages: vec![16] };
     EngineHandle::start_with(served, options, sizes).unwrap()
 }
@@ -112,7 +117,7 @@ fn check_on(num_devices: usize, keys: &[&str], lengths: &[usize]) {
                     given.extend(log_probabilities.into_iter().flatten());
                 }
                 AnswerEvent::Token { token, .. } => given.push(token),
-                AnswerEvent::Finished { .. } => {}
+                AnswerEvent::Finished { .. } | AnswerEvent::Pooled { .. } => {}
                 AnswerEvent::Failed(error) => panic!("{error}"),
             }
         }

@@ -167,6 +167,7 @@ impl<'t> DecoderParameters<Tensor<'t>> {
             source: None,
             dropout: forward.dropout.filter(|_| config.drops()),
             state: None,
+            adapters: None,
             per_layer: None,
             wanted: wanted.to_vec(),
             layers_in: forward.layers_in,

@@ -349,6 +349,7 @@ impl ForwardPass for Decoder {
                 arrays: state.arrays,
                 pages: state.pages,
             }),
+            adapters: forward.adapters,
             per_layer: model.per_layer.as_ref().map(|per_layer| per_layer.forward(tokens.tokens, x, config)),
             wanted,
             layers_in: forward.layers_in,

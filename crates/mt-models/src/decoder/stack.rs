@@ -8,7 +8,7 @@ use mt_nn::{
     axes::{LAYERS, POSITION},
     constrain_to_specs,
 };
-use mt_shape::{Axis, DType, Noise, Path, Tree, axis};
+use mt_shape::{AdapterChoices, Attached, Axis, DType, Noise, Path, Tree, axis};
 use mt_trace::{Key, Memory, Region, SavePolicy, ScanOptions, Tensor};
 
 use super::{
@@ -49,9 +49,9 @@ impl<L> Tree for Layers<L> {
         Layers { segments: segments.collect() }
     }
 
-    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<L>) {
+    fn attach_at(&mut self, path: &mut Path, attach: &mut dyn FnMut(&Path) -> Attached<L>) {
         for Segment { name, layers } in &mut self.segments {
-            path.within(name, |path| layers.attach_noise_at(path, noise));
+            path.within(name, |path| layers.attach_at(path, attach));
         }
     }
 }
@@ -72,6 +72,8 @@ pub(super) struct StackInputs<'t> {
     pub dropout: Option<Key<'t>>,
     /// The state, in generation.
     pub state: Option<StackState<'t>>,
+    /// The rows' choices among adapters.
+    pub adapters: Option<AdapterChoices<Tensor<'t>>>,
     /// The per-layer embeddings of the tokens: `[batch, position, layers, per_layer]`.
     pub per_layer: Option<Tensor<'t>>,
     /// The requested kinds of layer outputs.
@@ -407,13 +409,18 @@ fn apply<'b, 't: 'b>(
             SequenceOrder::Paired { shards } => Some(shards),
         };
         let mut layer = layer.clone();
-        layer.attach_noise(|path| {
+        layer.attach(|path| {
             let key = key.fold_in_name(&format!("adapter of {path}")).value();
-            Noise { key, paired_shards }
+            Attached::Noise(Noise { key, paired_shards })
         });
         layer
     });
-    let layer = with_noise.as_ref().unwrap_or(layer);
+    let with_rows = inputs.adapters.map(|rows| {
+        let mut layer = layer.clone();
+        layer.attach(|_| Attached::Rows(rows));
+        layer
+    });
+    let layer = with_noise.as_ref().or(with_rows.as_ref()).unwrap_or(layer);
     let parts = PartInputs {
         tokens: inputs.tokens,
         numbers: inputs.numbers,
@@ -457,6 +464,8 @@ impl<'t> StackInputs<'t> {
             }),
             dropout: self.dropout,
             state: None,
+            // Rows choose adapters in generation alone, which processes no pieces.
+            adapters: None,
             per_layer: self.per_layer.map(map),
             wanted: self.wanted.clone(),
             layers_in: self.layers_in,

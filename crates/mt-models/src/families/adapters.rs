@@ -93,6 +93,7 @@ pub(super) fn adapters(dense: &Decoder, keys: &LoraGroup) -> Result<Option<Adapt
             scale: alpha / divisor,
             has_magnitude: keys.use_dora,
             dropout: keys.lora_dropout,
+            choices: None,
         },
         alpha,
         is_rank_stabilized: keys.use_rslora,
@@ -137,7 +138,7 @@ fn last_input(spec: &ParamSpec) -> usize {
 fn matrices(dense: &Decoder) -> Vec<Matrix> {
     // Every linear map gets an adapter, of which only the name matters.
     let all = AdapterConfig {
-        adapter: Adapter { rank: 1, scale: 1.0, has_magnitude: false, dropout: 0.0 },
+        adapter: Adapter { rank: 1, scale: 1.0, has_magnitude: false, dropout: 0.0, choices: None },
         alpha: 1.0,
         is_rank_stabilized: false,
         targets: AdapterTargets::All,

@@ -213,13 +213,7 @@ impl AdaptedParameters {
         runtime: &Runtime,
         placement: &Placement,
     ) -> Result<Option<Vec<Array>>, StateError> {
-        Ok(match &self.adapters {
-            None => None,
-            Some(SavedAdapters::Peft { weights, .. }) => Some(weights.load(runtime, placement, model, None)?),
-            Some(SavedAdapters::Checkpoint(checkpoint)) => {
-                Some(load_adapters(model, checkpoint, runtime, placement)?)
-            }
-        })
+        self.adapters.as_ref().map(|adapters| adapters.load(model, runtime, placement)).transpose()
     }
 
     /// All parameters of the model in order.
@@ -258,6 +252,19 @@ impl SavedAdapters {
         Ok(Self::Checkpoint(Box::new(checkpoint)))
     }
 
+    /// Reads the adapters onto the devices, in the model's order.
+    fn load(
+        &self,
+        model: &dyn Model,
+        runtime: &Runtime,
+        placement: &Placement,
+    ) -> Result<Vec<Array>, StateError> {
+        match self {
+            Self::Peft { weights, .. } => weights.load(runtime, placement, model, None),
+            Self::Checkpoint(checkpoint) => load_adapters(model, checkpoint, runtime, placement),
+        }
+    }
+
     /// The PEFT directory, or the step of the checkpoint.
     fn path(&self) -> &Path {
         match self {
@@ -265,6 +272,28 @@ impl SavedAdapters {
             Self::Checkpoint(checkpoint) => checkpoint.path(),
         }
     }
+}
+
+/// Reads the adapters of a model at a path onto the devices, in the model's order. `base` is the path of the weights below
+/// them, whose checksum is computed once, and only if adapters record one.
+pub(super) fn read_adapters(
+    model: &dyn Model,
+    path: &Path,
+    base: &Path,
+    (runtime, placement): (&Runtime, &Placement),
+    origin: &mut Option<WeightsOrigin>,
+) -> Result<Vec<Array>, StateError> {
+    let saved = if is_peft(path) {
+        let weights = Box::new(Weights::open_adapters(model, path)?);
+        SavedAdapters::Peft { path: path.to_owned(), weights }
+    } else {
+        let origin = match origin {
+            Some(origin) => origin,
+            None => origin.insert(WeightsOrigin::at(base)?.0),
+        };
+        SavedAdapters::open(model, path, origin)?
+    };
+    saved.load(model, runtime, placement)
 }
 
 /// The newest undamaged checkpoint at a path, with the record of its adapters; `None` if it holds whole models.

@@ -7,6 +7,7 @@ mod options;
 mod origin;
 pub(crate) mod ranges;
 mod reader;
+mod rows;
 mod saved;
 pub(crate) mod state;
 
@@ -17,6 +18,7 @@ pub use layout::{Affine, StoredParameter, StoredSlice, moment_scale};
 pub use options::AdapterOptions;
 pub use origin::WeightsOrigin;
 pub use reader::{StateReader, check_parameters, load_parameters};
+pub use rows::{RowAdapters, read_row_adapters};
 pub use saved::{ArrayUse, FirstParameters, LoadedParameters, SavedParameters};
 pub use state::{EXACT_ITEM, StateArray, StateEntries, StateError, parameter_key};
 

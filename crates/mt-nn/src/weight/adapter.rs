@@ -2,12 +2,12 @@
 //!
 //! A weight `W` with an adapter acts as `W + scale · A · B`. `A` maps the weight's inputs to `rank` numbers and `B` maps
 //! these to its outputs. DoRA also rescales each output to a learned norm. The definitions are those of the PEFT
-//! library.
+//! library. A weight can also have several adapters, among which the rows of a batch choose (`rows.rs`).
 
 use mt_shape::{Axis, DType, Noise, Path, axis};
 use mt_trace::{Key, ScanOptions, Tensor};
 
-use super::{DENSE, WeightFormat};
+use super::{DENSE, WeightFormat, rows};
 use crate::{Initializer, LayerPlace, ParamSpec, SequenceOrder, dropout};
 
 /// The axis of an adapter's rank.
@@ -23,6 +23,9 @@ pub struct Adapter {
     pub has_magnitude: bool,
     /// The share of the adapter's inputs that training drops.
     pub dropout: f64,
+    /// The number of adapters of which each row of a batch chooses one or none, in generation; `None` for one adapter of
+    /// all rows.
+    pub choices: Option<usize>,
 }
 
 /// The frozen weight below an adapter.
@@ -68,6 +71,9 @@ impl Adapter {
     /// The arrays of the adapter of a weight that is `dense` as one array and whose first `num_inputs` axes are the
     /// input.
     pub(super) fn specs(self, dense: &ParamSpec, num_inputs: usize) -> Vec<(&'static str, ParamSpec)> {
+        if let Some(count) = self.choices {
+            return rows::specs(self, count, dense, num_inputs);
+        }
         let rank = axis(LORA_RANK, self.rank);
         let fan_in = dense.axes[..num_inputs].iter().map(|axis| axis.size).product::<usize>();
         let (inputs, outputs) = dense.axes.split_at(num_inputs);
@@ -162,7 +168,7 @@ impl Adapter {
 }
 
 /// The norm of each output of a weight, over its inputs.
-fn norm_of_outputs<'t>(weight: Tensor<'t>, inputs: &[&'static str]) -> Tensor<'t> {
+pub(super) fn norm_of_outputs<'t>(weight: Tensor<'t>, inputs: &[&'static str]) -> Tensor<'t> {
     let weight = weight.cast(DType::F32);
     (weight * weight).sum(inputs).sqrt()
 }
@@ -216,16 +222,16 @@ pub fn merged_weights<'t>(
 }
 
 /// A weight among a model's parameters, by the indices of its arrays.
-struct Weighted {
+pub(super) struct Weighted {
     /// The weight as one array.
-    dense: ParamSpec,
+    pub dense: ParamSpec,
     format: &'static dyn WeightFormat,
-    base: Vec<usize>,
-    adapter: Vec<usize>,
+    pub base: Vec<usize>,
+    pub adapter: Vec<usize>,
 }
 
 impl Weighted {
-    fn at(weight: &Path, parameters: &[(Path, ParamSpec)]) -> Self {
+    pub fn at(weight: &Path, parameters: &[(Path, ParamSpec)]) -> Self {
         let indices = |includes: &dyn Fn(&Path, &ParamSpec) -> bool| -> Vec<usize> {
             let all = parameters.iter().enumerate();
             all.filter(|(_, (path, spec))| includes(path, spec)).map(|(index, _)| index).collect()
@@ -245,7 +251,7 @@ impl Weighted {
     }
 
     /// The results of `compute` for the dense form in `f32` and the adapter's arrays, one layer after the other.
-    fn of_each_layer<'t>(
+    pub fn of_each_layer<'t>(
         &self,
         base: &[Tensor<'t>],
         adapter: &[Tensor<'t>],

@@ -8,10 +8,11 @@ mod adapter;
 mod dense;
 mod encoding;
 mod quantized;
+mod rows;
 
 use std::fmt;
 
-use mt_shape::{Axis, DType, LogicalAxis, Noise, Path, Tree, logical};
+use mt_shape::{Attached, Axis, DType, LogicalAxis, Path, Tree, logical};
 use mt_trace::Tensor;
 
 use adapter::Frozen;
@@ -19,6 +20,7 @@ pub use adapter::{Adapter, AdapterArray, LORA_RANK, first_magnitudes, merged_wei
 pub use dense::DENSE;
 pub use encoding::{ArrayForm, EncodedArray, EncodedWeight, WeightEncoding, encoded};
 pub use quantized::{Quantized, QuantizedType};
+pub use rows::{ADAPTER, WITHOUT_MAGNITUDE, row_factors};
 
 use crate::ParamSpec;
 
@@ -29,8 +31,8 @@ pub struct Weight<L> {
     adapter: Option<Adapter>,
     /// The arrays with their names: those of the format, then those of the adapter.
     arrays: Vec<(&'static str, L)>,
-    /// The random numbers by which training drops inputs of the adapter.
-    noise: Option<Noise<L>>,
+    /// The random numbers by which training drops inputs of the adapter, or the choices of rows among adapters.
+    attached: Option<Attached<L>>,
 }
 
 /// A form of weights: their arrays, and products with them.
@@ -78,7 +80,7 @@ impl PartialEq for dyn WeightFormat {
 impl Weight<ParamSpec> {
     /// Declares a weight that would be `dense` as one array and whose first `num_inputs` axes are a linear map's input.
     pub fn declare(format: &'static dyn WeightFormat, dense: ParamSpec, num_inputs: usize) -> Self {
-        Self { format, adapter: None, arrays: format.specs(dense, num_inputs), noise: None }
+        Self { format, adapter: None, arrays: format.specs(dense, num_inputs), attached: None }
     }
 
     /// As [`Self::declare`], with an adapter.
@@ -99,7 +101,7 @@ impl Weight<ParamSpec> {
 impl<L> Weight<L> {
     /// A weight that is one array.
     pub fn dense(array: L) -> Self {
-        Self { format: &DENSE, adapter: None, arrays: vec![(dense::NAME, array)], noise: None }
+        Self { format: &DENSE, adapter: None, arrays: vec![(dense::NAME, array)], attached: None }
     }
 }
 
@@ -122,12 +124,12 @@ impl<L> Tree for Weight<L> {
             };
             (*name, mapped)
         });
-        Weight { format: self.format, adapter: self.adapter, arrays: arrays.collect(), noise: None }
+        Weight { format: self.format, adapter: self.adapter, arrays: arrays.collect(), attached: None }
     }
 
-    fn attach_noise_at(&mut self, path: &mut Path, noise: &mut dyn FnMut(&Path) -> Noise<L>) {
-        if self.adapter.is_some_and(|adapter| adapter.dropout > 0.0) {
-            self.noise = Some(noise(path));
+    fn attach_at(&mut self, path: &mut Path, attach: &mut dyn FnMut(&Path) -> Attached<L>) {
+        if self.adapter.is_some_and(|adapter| adapter.dropout > 0.0 || adapter.choices.is_some()) {
+            self.attached = Some(attach(path));
         }
     }
 }
@@ -150,6 +152,9 @@ impl<'t> Weight<Tensor<'t>> {
     fn table(&self) -> Tensor<'t> {
         let (arrays, adapted) = self.by_format();
         match self.adapter {
+            Some(Adapter { choices: Some(_), .. }) => {
+                arrays[0].region().fail("table", "the weight is one array, but its adapters differ by row")
+            }
             Some(adapter) => adapter.merged(&adapted, self.format.dense(&arrays, DType::F32)),
             None => self.format.table(&arrays),
         }
@@ -165,7 +170,15 @@ impl<'t> Weight<Tensor<'t>> {
         match self.adapter {
             Some(adapter) => {
                 let frozen = Frozen { format: self.format, arrays: &arrays };
-                adapter.dot(&adapted, x, over, frozen, self.noise)
+                match (adapter.choices, self.attached) {
+                    (None, Some(Attached::Noise(noise))) => {
+                        adapter.dot(&adapted, x, over, frozen, Some(noise))
+                    }
+                    (None, _) => adapter.dot(&adapted, x, over, frozen, None),
+                    (Some(_), Some(Attached::Rows(choices))) => rows::dot(frozen, &adapted, x, over, choices),
+                    // No row of the batch has an adapter.
+                    (Some(_), _) => self.format.dot(&arrays, x, over),
+                }
             }
             None => self.format.dot(&arrays, x, over),
         }
@@ -219,7 +232,7 @@ impl<'t> Weight<Tensor<'t>> {
         split.extend(DENSE.split(&adapted, axis, into));
         let names = self.arrays.iter().map(|(name, _)| *name);
         let arrays = names.zip(split).collect();
-        Self { format: self.format, adapter: self.adapter, arrays, noise: self.noise }
+        Self { format: self.format, adapter: self.adapter, arrays, attached: self.attached }
     }
 
     /// The axis of this name.

@@ -5,7 +5,7 @@ use mt_nn::{
     axes::{BATCH, EMBED, MLP, POSITION},
     dropout,
 };
-use mt_shape::{Axis, Noise, Tree, axis, logical};
+use mt_shape::{Attached, Axis, Noise, Tree, axis, logical};
 use mt_trace::{Region, Tensor};
 
 use crate::harness::{Argument, assert_close, golden, gradients, run};
@@ -18,7 +18,7 @@ const DRAWS: usize = 40_000;
 
 fn specs(weight: [Axis; 2], has_magnitude: bool, dropout: f64) -> Weight<ParamSpec> {
     let axes = weight.map(|axis| (axis, logical::EMBED));
-    let adapter = Adapter { rank: 3, scale: 2.0, has_magnitude, dropout };
+    let adapter = Adapter { rank: 3, scale: 2.0, has_magnitude, dropout, choices: None };
     Weight::declare_adapted(&DENSE, ParamSpec::new(axes, Initializer::Zeros), 1, adapter)
 }
 
@@ -27,7 +27,7 @@ fn noisy<'t>(
     region: Region<'t>,
     paired: Option<usize>,
 ) -> Weight<Tensor<'t>> {
-    weight.attach_noise(|_| Noise { key: region.key(KEY).value(), paired_shards: paired });
+    weight.attach(|_| Attached::Noise(Noise { key: region.key(KEY).value(), paired_shards: paired }));
     weight
 }
 

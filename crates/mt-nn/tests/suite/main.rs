@@ -19,3 +19,4 @@ mod norm;
 mod reference;
 mod reference_attention;
 mod reference_rotary;
+mod row_adapters;

@@ -280,7 +280,7 @@ impl Answers {
             "id": self.id,
             "object": object,
             "created": self.created,
-            "model": self.app.served.name,
+            "model": self.run.model,
             "choices": choices,
         })
     }

@@ -30,6 +30,8 @@ pub struct ChatRun {
     calls: Vec<bool>,
     queue: VecDeque<ChatPiece>,
     pub prompt: Vec<u32>,
+    /// The name of the model that answers.
+    pub model: String,
 }
 
 impl ChatRun {
@@ -58,7 +60,8 @@ impl ChatRun {
                     log_probabilities: parameters.log_probabilities,
                     prompt_log_probabilities: parameters.prompt_log_probabilities,
                     filters,
-                    adapter: None,
+                    adapter: parameters.adapter.clone(),
+                    pooling: None,
                 };
                 Ok((input, rendered, parameters, request))
             }
@@ -73,6 +76,7 @@ impl ChatRun {
             calls: vec![false; parameters.num_answers],
             queue: VecDeque::new(),
             prompt: rendered.tokens,
+            model: app.served.name_of(parameters.adapter.as_deref()),
         })
     }
 

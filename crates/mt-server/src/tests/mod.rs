@@ -1,6 +1,8 @@
 //! The server with a scripted generator, over real connections.
 
+mod adapters;
 mod client;
+mod embeddings;
 mod fuzz;
 mod routes;
 mod script;

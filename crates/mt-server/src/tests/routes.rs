@@ -336,7 +336,6 @@ fn wrong_requests_are_explained() {
     ] {
         check_error(&server, chats, &chat(extra), 400, Some(parameter), message);
     }
-    check_error(&server, "/v1/embeddings", &json!({}), 404, None, "no embeddings");
     check_error(&server, "/v1/nothing", &json!({}), 404, None, "no route");
     check_error(&server, "/v1/models", &json!({}), 405, None, "does not accept POST");
     let reply = server.post("/v1/messages", &json!({ "messages": [] }));

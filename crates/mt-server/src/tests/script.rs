@@ -15,12 +15,14 @@ use std::{
 use mt_data::{ChatTemplate, Tokenizer};
 use mt_engine::{
     FinishReason,
-    serve::{AnswerEvent, EngineMetrics, GenerationRequest, SubmitError, TokenChoice, TokenLogProbability},
+    serve::{
+        AnswerEvent, EngineMetrics, GenerationRequest, Pooling, SubmitError, TokenChoice, TokenLogProbability,
+    },
 };
 use tokio::sync::{mpsc, oneshot};
 
 use super::client::{Client, Reply};
-use crate::{AnswerStream, ApiKeys, Generator, ServedModel, Server, ServerEvent, ServerLimits};
+use crate::{AnswerStream, ApiKeys, Generator, NamedAdapter, ServedModel, Server, ServerEvent, ServerLimits};
 
 /// A request that has arrived.
 #[derive(Clone, Debug)]
@@ -30,6 +32,7 @@ pub struct Submitted {
     pub max_new_tokens: Option<usize>,
     pub stop_tokens: Vec<u32>,
     pub num_filters: usize,
+    pub adapter: Option<String>,
 }
 
 /// Answers every request with the bytes of a text, which filters may cut. Every answer of a request is the same.
@@ -74,7 +77,11 @@ impl Generator for Scripted {
             max_new_tokens: request.limits.max_new_tokens,
             stop_tokens: request.limits.stop_tokens.clone(),
             num_filters: request.filters.len(),
+            adapter: request.adapter.clone(),
         });
+        if let Some(pooling) = request.pooling {
+            return Ok(Box::new(Events::pooled(&request.prompt, pooling)));
+        }
         let tokens = self.tokenizer.encode(&self.answer, false, false).unwrap();
         let (sender, receiver) = mpsc::channel(1);
         let (pause, cancelled) = (self.pause, self.cancelled.clone());
@@ -138,6 +145,20 @@ struct Events {
     receiver: mpsc::Receiver<AnswerEvent>,
 }
 
+impl Events {
+    /// The vector of a text: its last token or the mean of its tokens, and its length.
+    fn pooled(tokens: &[u32], pooling: Pooling) -> Self {
+        let length = tokens.len() as f32;
+        let first = match pooling {
+            Pooling::Last => tokens[tokens.len() - 1] as f32,
+            Pooling::Mean => tokens.iter().sum::<u32>() as f32 / length,
+        };
+        let (sender, receiver) = mpsc::channel(1);
+        sender.try_send(AnswerEvent::Pooled { values: vec![first, length] }).unwrap();
+        Self { receiver }
+    }
+}
+
 impl AnswerStream for Events {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<AnswerEvent>> {
         self.receiver.poll_recv(context)
@@ -155,6 +176,9 @@ pub fn served(tokenizer: Arc<Tokenizer>, with_template: bool) -> ServedModel {
     ServedModel {
         name: "tiny".to_owned(),
         root: "/models/tiny".to_owned(),
+        adapters: vec![NamedAdapter { name: "tuned".to_owned(), root: "/adapters/tuned".to_owned() }],
+        pooling: Pooling::Last,
+        embedding_size: 2,
         tokenizer,
         template: with_template.then_some(template),
         system: None,

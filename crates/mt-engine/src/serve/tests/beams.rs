@@ -22,7 +22,7 @@ fn collect(mut answers: Answers, count: usize) -> Vec<Found> {
     let mut all = vec![(Vec::new(), Vec::new(), false); count];
     while let Some(event) = answers.recv() {
         match event {
-            AnswerEvent::Prompt { .. } => {}
+            AnswerEvent::Prompt { .. } | AnswerEvent::Pooled { .. } => {}
             AnswerEvent::Token { answer, token } => {
                 all[answer].0.push(token.token);
                 all[answer].1.push(token.log_probability);

@@ -155,6 +155,15 @@ impl Steps for FreeModel {
         Ok(pending.into_iter().map(plain).collect())
     }
 
+    fn pool(&mut self, rows: &[StepRow<'_>], weights: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, EngineError> {
+        rows.iter().for_each(|row| self.write(row));
+        // A token is its own hidden state.
+        let sum = |(row, weights): (&StepRow<'_>, &Vec<f32>)| {
+            vec![row.tokens.iter().zip(weights).map(|(token, weight)| *token as f32 * weight).sum()]
+        };
+        Ok(rows.iter().zip(weights).map(sum).collect())
+    }
+
     fn reset(&mut self) -> Result<(), EngineError> {
         self.pools.iter_mut().flatten().for_each(|slot| *slot = None);
         Ok(())
@@ -186,6 +195,10 @@ impl Steps for Blind {
 
     fn finish(&mut self, pending: Vec<u32>) -> Result<Vec<TokenLogProbability>, EngineError> {
         Ok(pending.into_iter().map(plain).collect())
+    }
+
+    fn pool(&mut self, rows: &[StepRow<'_>], _weights: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, EngineError> {
+        Ok(rows.iter().map(|_| Vec::new()).collect())
     }
 
     fn reset(&mut self) -> Result<(), EngineError> {
@@ -226,6 +239,7 @@ fn collect(mut answers: Answers, count: usize) -> Vec<(Vec<u32>, Option<FinishRe
             AnswerEvent::Prompt { .. } => assert!(all.iter().all(|(tokens, _)| tokens.is_empty())),
             AnswerEvent::Token { answer, token } => all[answer].0.push(token.token),
             AnswerEvent::Finished { answer, reason } => all[answer].1 = Some(reason),
+            AnswerEvent::Pooled { .. } => panic!("an answer was wanted"),
             AnswerEvent::Failed(error) => panic!("{error}"),
         }
     }

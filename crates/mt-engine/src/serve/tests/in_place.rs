@@ -6,7 +6,7 @@ use super::models::{bounds, family_with};
 use crate::{
     LoadedModel, load_model,
     program::Programs,
-    serve::{CacheSize, ChoiceKey, Executables, Prepared, ServeOptions, StepKey, StepSizes},
+    serve::{CacheSize, ChoiceKey, Executables, Prepared, ServeOptions, StepKey, StepSizes, steps::Weights},
 };
 
 /// The number of pages and of sequences, with which pools are far larger than all other arrays.
@@ -47,7 +47,7 @@ fn mistakes(name: &str, keys: &[&str]) -> Vec<String> {
     let choose = |rows| StepKey::Choose { rows, pages: 16, choice: ChoiceKey::GREEDY };
     for key in [choose(1), choose(4), read(0), read(16), StepKey::Copy] {
         let what = format!("{name} {keys:?} {key:?}");
-        let executable = steps.executable(key).unwrap();
+        let executable = steps.executable(key, Weights::Base).unwrap();
         let activity = executable.activity().unwrap();
         let copied = activity.copies.first().copied().unwrap_or(0);
         if copied >= smallest {

@@ -1,5 +1,6 @@
 //! Tests of the scheduler with models that cost nothing, and of whole engines.
 
+mod adapters;
 mod beams;
 mod choices;
 mod free;
@@ -8,4 +9,5 @@ mod max_engine;
 mod mesh;
 mod models;
 mod pages;
+mod pooled;
 mod scheduler;

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The tokens of prompts and answers together.
-const LONGEST: usize = 64;
+pub(super) const LONGEST: usize = 64;
 
 pub(super) fn family(name: &str) -> LoadConfig {
     family_with(name, &[])
@@ -69,6 +69,7 @@ pub(super) fn collect(mut answers: Answers, count: usize) -> Collected {
             AnswerEvent::Prompt { log_probabilities, .. } => of_prompt = log_probabilities,
             AnswerEvent::Token { answer, token } => all[answer].push(token),
             AnswerEvent::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
+            AnswerEvent::Pooled { .. } => panic!("an answer was wanted"),
             AnswerEvent::Failed(error) => panic!("{error}"),
         }
     }
