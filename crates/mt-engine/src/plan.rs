@@ -47,7 +47,7 @@ impl DecodePlan {
         let model: Arc<dyn Model> = build(&settings.model)?.into();
         let topology = settings.placement.topology(num_devices, attributes)?;
         let placement = Arc::new(settings.placement.placement(&topology)?);
-        let target = target_of(platform, settings.run.cpu_kernels)?;
+        let target = target_of(platform, settings.run.cpu_kernels, settings.run.batch_invariant)?;
         let parameter_types = model.parameters().iter().map(|(_, spec)| spec.dtype).collect();
         let prompts = PromptBounds::of(&settings, &*model);
         let num_choices = prompts.vocab_size;

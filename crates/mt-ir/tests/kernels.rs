@@ -7,7 +7,9 @@ mod support;
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use mt_ir::{CpuKernels, Graph, Kernel, Literal, Op, Precision, Scalar, Target, TensorType, ValueId};
+use mt_ir::{
+    CpuKernels, Dot, Graph, Kernel, Literal, Op, Precision, Reduction, Scalar, Target, TensorType, ValueId,
+};
 use mt_shape::{
     DType, Mesh,
     kernels::{self, KernelCall},
@@ -16,7 +18,7 @@ use mt_shape::{
 const F32: DType = DType::F32;
 const BF16: DType = DType::BF16;
 const I32: DType = DType::I32;
-const BOTH: CpuKernels = CpuKernels { f32: true, bf16: true };
+const BOTH: CpuKernels = CpuKernels { f32: true, bf16: true, ..CpuKernels::NONE };
 
 fn ty(dtype: DType, dims: &[usize]) -> TensorType {
     TensorType::new(dtype, dims)
@@ -59,7 +61,7 @@ fn check(call: &'static KernelCall, operands: &[TensorType], results: &[TensorTy
     assert!(!is_called(&graph, call, Target::Tpu, 1), "{what} on an accelerator");
     assert!(!is_called(&graph, call, Target::CPU, 1), "{what} without kernels");
     let is_f32 = operands[0].dtype == F32;
-    let others = Target::Cpu(CpuKernels { f32: !is_f32, bf16: is_f32 });
+    let others = Target::Cpu(CpuKernels { f32: !is_f32, bf16: is_f32, ..CpuKernels::NONE });
     assert!(!is_called(&graph, call, others, 1), "{what} with the kernels of the other type");
 }
 
@@ -148,4 +150,63 @@ fn unlike_operands_are_printed() {
     check_with(&kernels::RMS_NORM_GRADIENT, 2, ty(BF16, &[wide]), false);
     check_with(&kernels::CROSS_ENTROPY, 1, ty(DType::U32, &[2]), false);
     check_with(&kernels::GROUPED_DOT, 2, ty(DType::I64, &[3]), false);
+}
+
+const INVARIANT: Target = Target::Cpu(CpuKernels::INVARIANT);
+
+/// The text of a program of one operation.
+fn text_of(op: Op, operands: &[TensorType], target: Target) -> String {
+    let mut graph = Graph::new();
+    let inputs: Vec<ValueId> = operands.iter().map(|operand| graph.input(operand.clone())).collect();
+    let made = graph.emit_all(op, &inputs);
+    graph.set_outputs(made);
+    let mesh = Mesh::new([("data".to_owned(), 1)]).unwrap();
+    support::printed(&graph, mesh, target, Precision::Default)
+}
+
+#[test]
+fn invariant_programs_call_kernels_at_every_size() {
+    let invariant = "invariant = 1 : i64";
+    for call in [&kernels::GATED, &kernels::RMS_NORM] {
+        let (operands, results) = usual(call, F32, 3);
+        assert!(is_called(&calling(call, &operands, &results), call, INVARIANT, 1), "{}", call.name);
+    }
+    for call in [&kernels::ATTENTION_FORWARD, &kernels::ATTENTION_TO_CACHE, &kernels::ATTENTION_TO_PAGES] {
+        let (mut operands, results) = usual(call, BF16, 24);
+        // Values may be wider than keys, and rows that attend to pages may have several tokens.
+        for operand in operands.iter_mut().skip(2).step_by(2) {
+            *operand.dims.last_mut().unwrap() = 40;
+        }
+        if *call == kernels::ATTENTION_TO_PAGES {
+            operands[0].dims[1] = 5;
+        }
+        let graph = calling(call, &operands, &results);
+        assert!(is_called(&graph, call, INVARIANT, 1), "{}", call.name);
+        let mesh = Mesh::new([("data".to_owned(), 1)]).unwrap();
+        assert!(support::printed(&graph, mesh, INVARIANT, Precision::Default).contains(invariant));
+        assert!(!is_called(&graph, call, INVARIANT, 2), "{} on two devices", call.name);
+        operands[0].dtype = F32;
+        assert!(!is_called(&calling(call, &operands, &results), call, INVARIANT, 1), "{}", call.name);
+    }
+    let is_product = |text: &str| text.contains(&format!("call_target_name = \"{}\"", kernels::DOT.name));
+    let dot = Dot {
+        lhs_batch: Vec::new(),
+        rhs_batch: Vec::new(),
+        lhs_contract: vec![1],
+        rhs_contract: vec![0],
+        result: F32,
+        precision: Precision::Default,
+        may_round: false,
+    };
+    let operands = [ty(F32, &[1, 3]), ty(F32, &[3, 2])];
+    let text = text_of(Op::Dot(dot.clone()), &operands, INVARIANT);
+    assert!(is_product(&text) && text.contains(invariant), "{text}");
+    assert!(!is_product(&text_of(Op::Dot(dot), &operands, Target::Cpu(BOTH))));
+    for (dimensions, expected) in [(vec![1], true), (vec![0, 1], true), (vec![0], false)] {
+        let sum = Op::Reduce { kind: Reduction::Sum, dimensions: dimensions.clone() };
+        let text = text_of(sum, &[ty(F32, &[4, 3])], INVARIANT);
+        assert_eq!(is_product(&text), expected, "{dimensions:?}: {text}");
+    }
+    let largest = Op::Reduce { kind: Reduction::Maximum, dimensions: vec![1] };
+    assert!(!is_product(&text_of(largest, &[ty(F32, &[4, 3])], INVARIANT)));
 }

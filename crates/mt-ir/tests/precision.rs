@@ -8,7 +8,7 @@ mod support;
 use mt_ir::{CpuKernels, Dot, Graph, Op, Precision, Reduction, Target, TensorType};
 use mt_shape::{DType, Mesh};
 
-const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
+const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true, ..CpuKernels::NONE });
 
 fn printed(graph: &Graph, target: Target, precision: Precision) -> String {
     support::printed(graph, Mesh::single(), target, precision)

@@ -33,7 +33,10 @@ mod update_slice;
 pub use candidates::{Candidate, KERNEL_SET, Purpose};
 pub use choice::{Kernels, Support, Timing, fastest};
 pub use cross_entropy::{Cotangents, Targets, cross_entropy, cross_entropy_gradient};
-pub use dot::{Arithmetic, Dim, Elements, ElementsMut, Operand, Product, dot, dot_by, dots};
+pub use dot::{
+    Arithmetic, Dim, Elements, ElementsMut, Operand, Product, dot, dot_by, dots, invariant_dot_by,
+    invariant_dots,
+};
 pub use element::Element;
 pub use features::{Feature, Features, UnknownFeature};
 pub use ffi::Handler;

@@ -44,6 +44,11 @@ pub enum ModelError {
         "`attention_type` is `block_diffusion`, but layer {layer} does not see all positions of a block\nhint: use a `decoder_block` whose layers all have attention without windows or chunks, such as `llama2` or `qwen3`"
     )]
     LayerWithoutBlocks { layer: usize },
+    #[error(
+        "`batch_invariant` is set, but results of {computation} depend on the other tokens of a program\nhint: leave out \
+         `batch_invariant`; docs/serving.md lists the layers that it takes"
+    )]
+    NotInvariant { computation: String },
     #[error("the layers of `engram_layers` depend on the tokenizer: {reason}")]
     NoVocabulary { reason: String },
     #[error(

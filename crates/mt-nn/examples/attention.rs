@@ -33,7 +33,8 @@ fn main() {
         for length in [64, 128, 256, 512, 1024, 2048, 4096] {
             let target = Target::CPU;
             let dense = milliseconds(target, dtype, length, None);
-            let kernels = target_of(Platform::Cpu, true).expect("the environment names features that exist");
+            let kernels =
+                target_of(Platform::Cpu, true, false).expect("the environment names features that exist");
             let dense_kernels = milliseconds(kernels, dtype, length, None);
             let kernel = milliseconds(kernels, dtype, length, Some(length.min(block_size(target, 1))));
             let blocks: Vec<String> = BLOCKS

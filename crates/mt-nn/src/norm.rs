@@ -36,6 +36,11 @@ fn scaled<'t>(
     options: NormOptions,
 ) -> Tensor<'t> {
     let axes = x.axes();
+    // The kernel takes scales of `f32`, and batch-invariant programs have no other way to normalize rows.
+    let scale = scale.map(|scale| match x.region().target().is_invariant() {
+        true => scale.cast(DType::F32),
+        false => scale,
+    });
     // The kernel normalizes rows of the last axis.
     let Some(last) = axes
         .last()

@@ -32,6 +32,16 @@ pub enum RuntimeError {
          `num_cpu_devices={needed}`, elsewhere change the mesh"
     )]
     TooFewDevices { program: String, needed: usize, available: usize },
+    #[error(
+        "`batch_invariant` is set, but programs of {0} are not batch-invariant: only CPU kernels keep the order of sums\n\
+         hint: set `hardware=cpu`, or leave out `batch_invariant`"
+    )]
+    PlatformNotInvariant(Platform),
+    #[error(
+        "`batch_invariant` is set, but program `{program}` runs on {devices} devices, among which the compiler divides \
+         sums\nhint: use one device (`num_cpu_devices=1`), or leave out `batch_invariant`"
+    )]
+    DevicesNotInvariant { program: String, devices: usize },
     #[error("`{name}` of type `{ty}` cannot be split as `{spec}`: {reason}")]
     Sharding { name: String, ty: TensorType, spec: PartitionSpec, reason: String },
     #[error("program `{program}` takes {needed} arguments, but {given} are given")]
@@ -88,6 +98,8 @@ impl RuntimeError {
             | Self::Dump { .. }
             | Self::NoDevice(_)
             | Self::TooFewDevices { .. }
+            | Self::PlatformNotInvariant(_)
+            | Self::DevicesNotInvariant { .. }
             | Self::CompiledFile { .. }
             | Self::CpuFeature { .. }
             | Self::CpuKernel { .. }

@@ -98,6 +98,10 @@ impl Executable {
         settings: &CompileSettings,
     ) -> Result<Self, RuntimeError> {
         check_shardings(program, runtime.num_devices())?;
+        let devices = program.mesh.num_devices();
+        if runtime.target().is_invariant() && devices > 1 {
+            return Err(RuntimeError::DevicesNotInvariant { program: program.name.clone(), devices });
+        }
         let (executable, is_cached) = load_or_compile(runtime, program, settings)?;
         Self::of(runtime, program, executable, is_cached)
     }
@@ -357,6 +361,13 @@ fn compile_options(runtime: &Runtime, program: &Program, settings: &CompileSetti
         // from concurrency. Several devices would even reach independent collectives in different orders, and wait for
         // each other until XLA gives up.
         default("xla_cpu_enable_concurrency_optimized_scheduler", "false");
+        if runtime.target().is_invariant() {
+            // Which products and sums are fused into one rounding depends on the shapes around them. AVX has no fused
+            // multiply-add; kernels choose their instructions themselves.
+            default("xla_cpu_max_isa", "AVX");
+            // Likewise, whether `bf16` is rounded between two operations.
+            default("xla_allow_excess_precision", "false");
+        }
     }
     CompileOptions { devices: program.mesh.devices(), xla_flags }
 }

@@ -29,6 +29,7 @@ pub fn start_runtime(
         platform,
         plugin_path: run.pjrt_plugin_path.clone(),
         cpu_kernels: run.cpu_kernels,
+        batch_invariant: run.batch_invariant,
         num_cpu_devices: Some(run.num_cpu_devices),
         cache_directory: debug.jax_cache_dir.clone(),
         ..RuntimeOptions::default()

@@ -35,6 +35,8 @@ pub struct RuntimeOptions {
     pub num_cpu_devices: Option<usize>,
     /// Whether programs for CPUs call kernels where these are faster.
     pub cpu_kernels: bool,
+    /// Whether a row's results must not depend on the other rows of a program, to the bit.
+    pub batch_invariant: bool,
     /// Options of the plugin's client, such as `memory_fraction`.
     pub client_options: Vec<(String, NamedValue)>,
     /// The cache of executables; `None` is the user's cache, an empty path disables caching.
@@ -50,6 +52,7 @@ impl Default for RuntimeOptions {
             plugin_path: None,
             num_cpu_devices: None,
             cpu_kernels: true,
+            batch_invariant: false,
             client_options: Vec::new(),
             cache_directory: None,
             cache_bytes: 4 << 30,
@@ -90,7 +93,7 @@ impl Runtime {
     /// kernels that do not exist.
     pub fn new(options: &RuntimeOptions, on_install: OnInstall<'_>) -> Result<Self, RuntimeError> {
         let platform = options.platform.unwrap_or_else(Platform::best_present);
-        let target = target_of(platform, options.cpu_kernels)?;
+        let target = target_of(platform, options.cpu_kernels, options.batch_invariant)?;
         let calls_kernels = matches!(target, Target::Cpu(kernels) if kernels != CpuKernels::NONE);
         if calls_kernels {
             kernels_in_use()?;
@@ -242,12 +245,18 @@ impl fmt::Debug for Runtime {
 /// The target for which programs of a platform are printed.
 ///
 /// # Errors
-/// The environment names CPU features that do not exist.
-pub fn target_of(platform: Platform, cpu_kernels: bool) -> Result<Target, RuntimeError> {
+/// The environment names CPU features that do not exist, or programs of the platform cannot be batch-invariant.
+pub fn target_of(
+    platform: Platform,
+    cpu_kernels: bool,
+    batch_invariant: bool,
+) -> Result<Target, RuntimeError> {
     Ok(match platform {
+        Platform::Cpu if batch_invariant => Target::Cpu(CpuKernels::INVARIANT),
+        _ if batch_invariant => return Err(RuntimeError::PlatformNotInvariant(platform)),
         Platform::Cpu if cpu_kernels => {
             let Support { f32, bf16 } = support()?;
-            Target::Cpu(CpuKernels { f32, bf16 })
+            Target::Cpu(CpuKernels { f32, bf16, ..CpuKernels::NONE })
         }
         Platform::Cpu => Target::CPU,
         Platform::Gpu => Target::Gpu,

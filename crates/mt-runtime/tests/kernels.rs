@@ -9,7 +9,7 @@ use mt_ir::{
 use mt_runtime::testing;
 use mt_shape::{DType, HostArray, Mesh, Sharding};
 
-const ALL: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
+const ALL: Target = Target::Cpu(CpuKernels { f32: true, bf16: true, ..CpuKernels::NONE });
 
 fn printed(graph: &Graph, target: Target) -> Program {
     printed_with(graph, target, Precision::Default)

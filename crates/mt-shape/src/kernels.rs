@@ -36,6 +36,9 @@ pub mod attributes {
     /// The number of an [`Arithmetic`](super::Arithmetic).
     pub const ARITHMETIC: &str = "arithmetic";
 
+    /// 1 if the sums of a row are in an order that does not depend on other rows, as in batch-invariant programs.
+    pub const INVARIANT: &str = "invariant";
+
     /// 1 if matrices are contracted along their last dimension.
     pub const TRANSPOSED: &str = "transposed";
 
@@ -132,12 +135,14 @@ macro_rules! kernel_calls {
 const DENSE: KernelOperands = KernelOperands::Dense { num_updated: 0 };
 
 kernel_calls! {
-    DOT = "maxtext.dot", KernelOperands::Strided, [ADDS, INTO, ARITHMETIC];
+    DOT = "maxtext.dot", KernelOperands::Strided, [ADDS, INTO, ARITHMETIC], optional [INVARIANT];
     ATTENTION_FORWARD = "maxtext.attention_forward", KernelOperands::Strided,
-        [CAUSAL, WINDOW, CHUNK, SOFT_CAP, WITH_SCORES];
+        [CAUSAL, WINDOW, CHUNK, SOFT_CAP, WITH_SCORES], optional [INVARIANT];
     ATTENTION_BACKWARD = "maxtext.attention_backward", KernelOperands::Strided, [CAUSAL, WINDOW, CHUNK, SOFT_CAP];
-    ATTENTION_TO_CACHE = "maxtext.attention_to_cache", KernelOperands::Strided, [CAUSAL, WINDOW, CHUNK, SOFT_CAP];
-    ATTENTION_TO_PAGES = "maxtext.attention_to_pages", KernelOperands::Strided, [CAUSAL, WINDOW, CHUNK, SOFT_CAP];
+    ATTENTION_TO_CACHE = "maxtext.attention_to_cache", KernelOperands::Strided,
+        [CAUSAL, WINDOW, CHUNK, SOFT_CAP], optional [INVARIANT];
+    ATTENTION_TO_PAGES = "maxtext.attention_to_pages", KernelOperands::Strided,
+        [CAUSAL, WINDOW, CHUNK, SOFT_CAP], optional [INVARIANT];
     UPDATE_SLICE = "maxtext.update_slice", KernelOperands::Dense { num_updated: 1 }, [];
     ADAM = "maxtext.adam", KernelOperands::Dense { num_updated: 3 },
         [NESTEROV, PAX, B1, NEW_SHARE_1, B2, NEW_SHARE_2, EPSILON, EPSILON_ROOT, WEIGHT_DECAY],
@@ -150,7 +155,7 @@ kernel_calls! {
     GATED_GRADIENT = "maxtext.gated_gradient", KernelOperands::Strided, [GELU];
     RMS_NORM = "maxtext.rms_norm", KernelOperands::Strided, [EPSILON, OFFSET];
     RMS_NORM_GRADIENT = "maxtext.rms_norm_gradient", KernelOperands::Strided, [EPSILON, OFFSET];
-    GROUPED_DOT = "maxtext.grouped_dot", KernelOperands::Strided, [TRANSPOSED];
+    GROUPED_DOT = "maxtext.grouped_dot", KernelOperands::Strided, [TRANSPOSED], optional [INVARIANT];
     GROUPED_OUTER = "maxtext.grouped_outer", KernelOperands::Strided, [];
     NORMAL = "maxtext.normal", DENSE, [BOUND, EDGE];
 }

@@ -115,6 +115,9 @@ pub struct TrainPlan {
     rows: usize,
 }
 
+/// A loss whose sums the compiler orders.
+const LOSS_IN_BF16: &str = "the loss in the type of the logits (`cast_logits_to_fp32=false`)";
+
 impl TrainPlan {
     /// The plan of the run that a configuration describes.
     ///
@@ -137,7 +140,10 @@ impl TrainPlan {
         let platform = devices.platform;
         let state_rule = StateRule::new(&settings, &*model, platform)?;
         let loss = loss_rule(&settings, model.clone(), objective, platform, topology.num_devices() > 1);
-        let target = target_of(platform, settings.run.cpu_kernels)?;
+        if settings.run.batch_invariant && !settings.objective.cast_logits_to_fp32 {
+            return Err(ModelError::NotInvariant { computation: LOSS_IN_BF16.to_owned() }.into());
+        }
+        let target = target_of(platform, settings.run.cpu_kernels, settings.run.batch_invariant)?;
         let copied = copied(&settings.distillation, &*model, &loss.frozen)?;
         let plan =
             Self { settings, model, platform, target, topology, placement, state_rule, loss, copied, rows };

@@ -56,6 +56,7 @@ group! {
         scan_layers: bool,
         param_scan_axis: usize,
         max_target_length: usize,
+        batch_invariant: bool,
         mtp_num_layers: usize,
         mtp_own_norm: bool,
         use_reward: bool,

@@ -30,6 +30,7 @@ group! {
         hardware: Hardware,
         num_cpu_devices: usize,
         cpu_kernels: bool,
+        batch_invariant: bool,
         pjrt_plugin_path: Option<PathBuf>,
     }
 }
@@ -48,6 +49,29 @@ impl RunGroup {
             problems.push(Problem::inconsistent(
                 format!("{}, which does not name one directory", config.stated("run_name")),
                 "put the path into `base_output_directory` and its last component into `run_name`",
+            ));
+        }
+        self.check_invariance(config, problems);
+    }
+
+    /// Programs are batch-invariant by CPU kernels, which run on one device.
+    fn check_invariance(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if !self.batch_invariant {
+            return;
+        }
+        let conflicts = [
+            (!self.cpu_kernels, "cpu_kernels", "only kernels keep the order of sums"),
+            (self.num_cpu_devices > 1, "num_cpu_devices", "sums that devices divide depend on the division"),
+            (
+                matches!(self.hardware, Hardware::Gpu | Hardware::Tpu),
+                "hardware",
+                "only CPU kernels keep the order of sums",
+            ),
+        ];
+        for (_, key, reason) in conflicts.into_iter().filter(|(conflicts, ..)| *conflicts) {
+            problems.push(Problem::inconsistent(
+                format!("{} and {}, but {reason}", config.stated("batch_invariant"), config.stated(key)),
+                &format!("leave out `batch_invariant` or `{key}`"),
             ));
         }
     }

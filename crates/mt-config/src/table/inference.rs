@@ -117,6 +117,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("server")
             .may_change(),
             Key::boolean(
+                "batch_invariant",
+                false,
+                "Make tokens and log-probabilities independent, to the bit, of the requests beside them, of the pieces in \
+                 which a prompt is read, and of cached prefixes. Training computes log-probabilities with the same bits. \
+                 On one CPU device only; everything takes longer.",
+            )
+            .acts_on("runtime")
+            .run_level()
+            .own(),
+            Key::boolean(
                 "enable_llm_inference_pool",
                 false,
                 "Join a pool of servers behind an inference gateway.",

@@ -1,6 +1,9 @@
 //! The choice of tokens on the device: for each row by its own rules.
 
-use mt_nn::axes::{BATCH, POSITION, VOCAB};
+use mt_nn::{
+    axes::{BATCH, POSITION, VOCAB},
+    cross_entropy,
+};
 use mt_shape::{Axis, DType, axis};
 use mt_trace::{Inputs, Output, Tensor};
 
@@ -176,7 +179,12 @@ impl<'t> CandidateScores<'t> {
         };
         let top = (num_top > 0).then(|| {
             let (largest, tokens) = logits.top_k(num_top.min(logits.axis(VOCAB).size), RANK);
-            (largest - logits.log_sum_exp(VOCAB), tokens)
+            // The kernel sums a row in one order, so that the scores of a token are the same in both lists.
+            let log_z = match logits.region().target().is_invariant() {
+                true => cross_entropy(logits, tokens.at(RANK, 0)).1,
+                false => logits.log_sum_exp(VOCAB),
+            };
+            (largest - log_z, tokens)
         });
         Self { given, top }
     }

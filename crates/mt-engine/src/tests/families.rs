@@ -26,7 +26,7 @@ pub(crate) fn config(directory: &Path) -> LoadConfig {
     config_with(directory, &[])
 }
 
-/// As [`config`], with keys on top.
+/// As [`config`], with keys on top. The type is `f32` unless a key sets it.
 pub(crate) fn config_with(directory: &Path, keys: &[&str]) -> LoadConfig {
     let settings = settings_of(directory).unwrap().into_pairs();
     let description = ModelDescription {
@@ -35,8 +35,10 @@ pub(crate) fn config_with(directory: &Path, keys: &[&str]) -> LoadConfig {
         ..ModelDescription::default()
     };
     let path = format!("load_parameters_path={}", directory.display());
-    let mut arguments = vec!["hardware=cpu".to_owned(), "dtype=float32".to_owned(), path];
-    arguments.extend(keys.iter().map(|key| (*key).to_owned()));
+    let has_type = keys.iter().any(|key| key.starts_with("dtype="));
+    let dtype = (!has_type).then_some("dtype=float32");
+    let given = keys.iter().copied().chain(dtype).map(str::to_owned);
+    let arguments = ["hardware=cpu".to_owned(), path].into_iter().chain(given).collect();
     let request = ConfigRequest { arguments, ..ConfigRequest::default() }.describing(description);
     LoadConfig::from_config(&Config::resolve(&request).unwrap()).unwrap()
 }

@@ -25,7 +25,12 @@ impl Printer<'_> {
     /// Whether a kernel computes an operation that a layer traced as its call.
     pub(super) fn applies(&self, kernel: &Kernel, operands: &[&TensorType], results: &[&TensorType]) -> bool {
         let in_type = operands.first().is_some_and(|first| self.kernels().are_for(first.dtype));
-        in_type && takes(kernel.call, operands, results)
+        in_type && takes(kernel.call, operands, results, self.is_invariant())
+    }
+
+    /// Whether a row's results must not depend on other rows. Programs for several devices have no such form.
+    pub(super) fn is_invariant(&self) -> bool {
+        self.kernels().invariant
     }
 
     /// Whether a kernel computes a product.
@@ -39,7 +44,33 @@ impl Printer<'_> {
         operands[0].dtype == operands[1].dtype
             && self.kernels().are_for(operands[0].dtype)
             && matches!(result.dtype, DType::F32 | DType::BF16)
-            && result.num_elements() * contracted >= thresholds::FEWEST_MULTIPLICATIONS
+            // The size of a product depends on the number of rows.
+            && (self.is_invariant()
+                || result.num_elements() * contracted >= thresholds::FEWEST_MULTIPLICATIONS)
+    }
+
+    /// The product with ones that computes a sum over dimensions, the last one among them, in batch-invariant programs,
+    /// and the type of the ones. The order in which XLA sums may depend on the number of rows.
+    pub(super) fn invariant_sum(
+        &self,
+        dimensions: &[usize],
+        operand: &TensorType,
+    ) -> Option<(Dot, TensorType)> {
+        let is_of_rows = operand.rank() > 0 && dimensions.contains(&(operand.rank() - 1));
+        if !self.is_invariant() || !is_of_rows || !self.kernels().are_for(operand.dtype) {
+            return None;
+        }
+        let dot = Dot {
+            lhs_batch: Vec::new(),
+            rhs_batch: Vec::new(),
+            lhs_contract: dimensions.to_vec(),
+            rhs_contract: (0..dimensions.len()).collect(),
+            result: operand.dtype,
+            precision: Precision::Highest,
+            may_round: false,
+        };
+        let sizes: Vec<usize> = dimensions.iter().map(|dimension| operand.dims[*dimension]).collect();
+        Some((dot, TensorType::new(operand.dtype, sizes)))
     }
 
     /// The product with ones that computes a sum over dimensions, and the type of the ones, if a kernel computes it:
@@ -75,10 +106,13 @@ impl Printer<'_> {
     }
 }
 
-/// Whether a kernel takes operands of these types and is faster than the operations of its body.
-fn takes(call: &KernelCall, operands: &[&TensorType], results: &[&TensorType]) -> bool {
+/// Whether a kernel takes operands of these types and is faster than the operations of its body. `invariant` kernels also
+/// replace bodies that would be faster.
+fn takes(call: &KernelCall, operands: &[&TensorType], results: &[&TensorType], invariant: bool) -> bool {
     let is_f32 = |ty: &&TensorType| ty.dtype == DType::F32;
     match *call {
+        kernels::ATTENTION_FORWARD | kernels::ATTENTION_TO_PAGES if invariant => are_of_one_type(operands),
+        kernels::ATTENTION_TO_CACHE if invariant => operands[0].dims[1] == 1 && are_of_one_type(operands),
         kernels::ATTENTION_FORWARD | kernels::ATTENTION_BACKWARD => {
             let [query, key, value, ..] = operands else {
                 unreachable!("attention has queries, keys and values")
@@ -94,11 +128,11 @@ fn takes(call: &KernelCall, operands: &[&TensorType], results: &[&TensorType]) -
         kernels::CROSS_ENTROPY | kernels::CROSS_ENTROPY_GRADIENT => operands[1].dtype == DType::I32,
         kernels::GATED | kernels::GATED_GRADIENT => {
             let [gate, up, ..] = operands else { unreachable!("a gated product has two operands") };
-            gate == up && gate.num_elements() >= thresholds::FEWEST_GATED
+            gate == up && (invariant || gate.num_elements() >= thresholds::FEWEST_GATED)
         }
         kernels::RMS_NORM => {
             let [x, scale @ ..] = operands else { unreachable!("a norm has an operand") };
-            x.num_elements() >= thresholds::FEWEST_NORMALIZED && scale.iter().all(is_f32)
+            (invariant || x.num_elements() >= thresholds::FEWEST_NORMALIZED) && scale.iter().all(is_f32)
         }
         kernels::RMS_NORM_GRADIENT => {
             let [of_result, _, scale @ .., _] = operands else { unreachable!("there are at least three") };
@@ -112,6 +146,12 @@ fn takes(call: &KernelCall, operands: &[&TensorType], results: &[&TensorType]) -
         kernels::SUM_OF_SQUARES | kernels::LARGEST => true,
         ref other => unreachable!("no layer traces a call of `{}`", other.name),
     }
+}
+
+/// Whether the floating-point operands have the type of the queries, except for sinks, which come last.
+fn are_of_one_type(operands: &[&TensorType]) -> bool {
+    let others = operands.iter().take(operands.len() - 1).filter(|operand| operand.dtype.is_float());
+    others.into_iter().all(|operand| operand.dtype == operands[0].dtype)
 }
 
 /// Whether keys and values have the type of the queries, and values are as wide as queries.

@@ -261,6 +261,20 @@ impl Printer<'_> {
         self.kernel_dot(&dot, &[(name, &ones), operand], result, scope)
     }
 
+    /// Prints a sum over rows as a product with ones, in batch-invariant programs.
+    pub(super) fn kernel_sum_of_rows(
+        &mut self,
+        dimensions: &[usize],
+        operand: (Name, &TensorType),
+        result: &TensorType,
+        scope: &str,
+    ) -> Option<Name> {
+        let (dot, ones) = self.invariant_sum(dimensions, operand.1)?;
+        let value = [format!("value = dense<1.0> : {}", tensor(&ones))];
+        let name = self.operation("stablehlo.constant", &[], &value, &ones, scope);
+        self.kernel_dot(&dot, &[operand, (name, &ones)], result, scope)
+    }
+
     /// As [`Self::kernel_dot`], but writes the result to `destination`; returns the name of the written value.
     fn call_dot(
         &mut self,
@@ -335,13 +349,20 @@ impl Printer<'_> {
             }
         }
         arguments.append(&mut positions);
-        let attributes = [
+        let mut attributes = vec![
             format!("{} = {}", attributes::OPERANDS, i64_array(read)),
             integer(attributes::ADDS, adds),
             integer(attributes::INTO, into as i64),
             integer(attributes::ARITHMETIC, arithmetic as i64),
         ];
+        attributes.extend(self.invariant(&kernels::DOT));
         self.call(&kernels::DOT, &arguments, &attributes, &aliases, &written, scope)
+    }
+
+    /// The attribute of a call whose results for a row must not depend on other rows.
+    fn invariant(&self, call: &KernelCall) -> Option<String> {
+        let is_given = self.is_invariant() && call.has_attribute(attributes::INVARIANT);
+        is_given.then(|| integer(attributes::INVARIANT, 1))
     }
 
     /// Prints the kernel call that computes `kernel.body`, if the kernel applies.
@@ -360,7 +381,8 @@ impl Printer<'_> {
         if !self.applies(kernel, &types, results) {
             return None;
         }
-        let own: Vec<String> = kernel.attributes.iter().map(|(name, value)| integer(name, *value)).collect();
+        let own = kernel.attributes.iter().map(|(name, value)| integer(name, *value));
+        let own: Vec<String> = own.chain(self.invariant(kernel.call)).collect();
         if let KernelOperands::Dense { num_updated } = kernel.call.operands {
             let arguments = whole(operands);
             let place = |result: usize| if results.len() == 1 { String::new() } else { result.to_string() };

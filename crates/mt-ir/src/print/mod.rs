@@ -2,6 +2,7 @@
 
 mod applicable;
 mod grouped;
+mod invariant;
 mod kernels;
 mod operations;
 mod regions;
@@ -41,11 +42,17 @@ pub enum Target {
 pub struct CpuKernels {
     pub f32: bool,
     pub bf16: bool,
+    /// Whether a row's results must not depend on the other rows of a program, to the bit. Kernels then compute products,
+    /// sums over rows and attention of all sizes, each in one order of summation.
+    pub invariant: bool,
 }
 
 impl CpuKernels {
     /// No kernels: XLA computes everything.
-    pub const NONE: Self = Self { f32: false, bf16: false };
+    pub const NONE: Self = Self { f32: false, bf16: false, invariant: false };
+
+    /// Kernels for all types, whose results for a row do not depend on other rows.
+    pub const INVARIANT: Self = Self { f32: true, bf16: true, invariant: true };
 
     /// Whether there are kernels for a type.
     pub const fn are_for(self, dtype: DType) -> bool {
@@ -60,6 +67,11 @@ impl CpuKernels {
 impl Target {
     /// A CPU, without kernels.
     pub const CPU: Self = Self::Cpu(CpuKernels::NONE);
+
+    /// Whether a row's results must not depend on the other rows of a program.
+    pub const fn is_invariant(self) -> bool {
+        matches!(self, Self::Cpu(CpuKernels { invariant: true, .. }))
+    }
 
     /// Whether the devices are CPUs.
     pub const fn is_cpu(self) -> bool {

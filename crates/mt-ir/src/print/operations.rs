@@ -5,7 +5,7 @@ use mt_shape::{DType, Float8, HostArray};
 use super::{Name, Printer, i64_array, list, location, string, tensor};
 use crate::{
     Binary, Collective, CollectiveKind, Dot, GatherDims, Graph, Literal, Node, Op, Precision, Reduction,
-    Scalar, ScatterDims, ScatterKind, TensorType,
+    Scalar, ScatterDims, ScatterKind, TensorType, Unary,
 };
 
 /// The shortest decimal that MLIR reads back exactly, or else the bits in hexadecimal.
@@ -153,6 +153,9 @@ impl Printer<'_> {
             Op::Constant(value) => simple(self, "stablehlo.constant", &[literal(value)]),
             Op::Iota { dimension, .. } => {
                 simple(self, "stablehlo.iota", &[format!("iota_dimension = {dimension} : i64")])
+            }
+            Op::Unary(Unary::Log1p) if self.is_invariant() => {
+                vec![self.invariant_log_1p(named[0], scope)]
             }
             Op::Unary(unary) => simple(self, unary.mnemonic(), &[]),
             Op::Binary(binary) => simple(self, binary.mnemonic(), &[]),
@@ -363,10 +366,13 @@ impl Printer<'_> {
         result: &TensorType,
         scope: &str,
     ) -> Name {
-        if kind == Reduction::Sum
-            && let Some(name) = self.kernel_sum(dimensions, (operand, ty), result, scope)
-        {
-            return name;
+        if kind == Reduction::Sum {
+            let name = self
+                .kernel_sum_of_rows(dimensions, (operand, ty), result, scope)
+                .or_else(|| self.kernel_sum(dimensions, (operand, ty), result, scope));
+            if let Some(name) = name {
+                return name;
+            }
         }
         let scalar = TensorType::scalar(ty.dtype);
         let initial =

@@ -34,7 +34,8 @@ impl Printer<'_> {
     /// The steps that print a graph, except those of products that are written into slices.
     pub(super) fn steps(&self, graph: &Graph) -> Steps {
         let mut steps = Steps::new();
-        if self.kernels() != CpuKernels::NONE {
+        // Which products share a call depends on the number of rows, and an added product is summed in another order.
+        if self.kernels() != CpuKernels::NONE && !self.is_invariant() {
             let producers = graph.producers();
             self.add_sums(graph, &producers, &mut steps);
             self.add_groups(graph, &producers, &mut steps);

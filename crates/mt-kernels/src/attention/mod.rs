@@ -12,6 +12,9 @@ mod backward;
 mod cached;
 mod format;
 mod forward;
+mod invariant;
+#[cfg(test)]
+mod invariant_tests;
 mod operands;
 mod product;
 mod scratch;
@@ -24,6 +27,7 @@ use crate::{Element, Instructions, Team, simd};
 pub use backward::{Gradients, Residuals};
 pub use cached::{Cache, CachedInputs, attend_to_cache};
 pub use forward::Results;
+pub use invariant::{InvariantInputs, InvariantKeys, InvariantResults, attend_invariantly};
 pub use operands::{Operand, Outcome, Shape, Strides};
 
 /// The keys of its own segment that a query sees: those that all fields allow.

@@ -26,7 +26,7 @@ use half::bf16;
 
 use crate::{Candidate, Kernels, Purpose, Team};
 use kernel::Out;
-use shape::Problem;
+use shape::{Problem, Summation};
 use stream::{Form, Streamed};
 
 #[cfg(test)]
@@ -125,7 +125,32 @@ pub struct Product<'a> {
 pub fn dots(team: &dyn Team, arithmetic: Arithmetic, products: Vec<Product>) {
     let kernels = Kernels::in_use();
     let [many, few] = [Purpose::ManyRows, Purpose::FewRows].map(|purpose| kernels.of(arithmetic, purpose));
-    dots_with(team, many.kernel(), few.kernel(), products);
+    dots_with(team, many.kernel(), Some(few.kernel()), products);
+}
+
+/// Computes products as [`dots`] does, but the sums of an element depend only on its own row and column: the number of
+/// rows, their neighbors, the strides and the threads do not change a bit of it. Few rows take longer than those of
+/// [`dots`] where the other operand has to be packed for them, too.
+///
+/// # Panics
+/// As [`dot`].
+pub fn invariant_dots(team: &dyn Team, arithmetic: Arithmetic, products: Vec<Product>) {
+    let many = Kernels::in_use().of(arithmetic, Purpose::ManyRows);
+    dots_with(team, many.kernel(), None, products);
+}
+
+/// Computes a product as [`invariant_dots`] does, by a kernel of the caller's choice.
+///
+/// # Panics
+/// As [`dot`].
+pub fn invariant_dot_by(
+    team: &dyn Team,
+    candidate: &Candidate,
+    lhs: &Operand,
+    rhs: &Operand,
+    result: ElementsMut,
+) {
+    dots_with(team, candidate.kernel(), None, vec![Product { lhs, rhs, result }]);
 }
 
 /// Computes a product as [`dot`] does, by a kernel of the caller's choice.
@@ -133,14 +158,16 @@ pub fn dots(team: &dyn Team, arithmetic: Arithmetic, products: Vec<Product>) {
 /// # Panics
 /// As [`dot`].
 pub fn dot_by(team: &dyn Team, candidate: &Candidate, lhs: &Operand, rhs: &Operand, result: ElementsMut) {
-    dots_with(team, candidate.kernel(), candidate.kernel(), vec![Product { lhs, rhs, result }]);
+    dots_with(team, candidate.kernel(), Some(candidate.kernel()), vec![Product { lhs, rhs, result }]);
 }
 
-/// Computes products by a kernel for many rows and, if it can stream, another one for few rows.
-fn dots_with(team: &dyn Team, kernel: &Kernel, few_rows: &Kernel, products: Vec<Product>) {
+/// Computes products by a kernel for many rows and, if it can stream, another one for few rows. Without the latter, few
+/// rows are summed in the same order as many.
+fn dots_with(team: &dyn Team, kernel: &Kernel, few_rows: Option<&Kernel>, products: Vec<Product>) {
+    let summation = if few_rows.is_some() { Summation::Fastest } else { Summation::AsGiven };
     let mut streamed = Vec::new();
     for Product { lhs, rhs, mut result } in products {
-        let problem = Problem::new(lhs, rhs);
+        let problem = Problem::new(lhs, rhs, summation);
         let are_integers = matches!(
             (lhs.elements, rhs.elements, &result),
             (Elements::I8(_), Elements::I8(_), ElementsMut::I32(_))
@@ -166,12 +193,16 @@ fn dots_with(team: &dyn Team, kernel: &Kernel, few_rows: &Kernel, products: Vec<
             driver::run(team, kernel, &problem, out, true);
             continue;
         }
-        match Form::of(few_rows, &problem) {
-            Some(form) => streamed.push(Streamed { problem, form, out }),
+        let (form, block) = match few_rows {
+            Some(few_rows) => (Form::of(few_rows, &problem), None),
+            None => (Form::in_order(kernel, &problem), Some(kernel.depth)),
+        };
+        match form {
+            Some(form) => streamed.push(Streamed { problem, form, out, block }),
             None => driver::run(team, kernel, &problem, out, false),
         }
     }
-    stream::run(team, few_rows, &streamed);
+    stream::run(team, few_rows.unwrap_or(kernel), &streamed);
 }
 
 impl ElementsMut<'_> {

@@ -25,14 +25,25 @@ pub(super) struct Side<'a> {
     pub contract: Vec<Dim>,
 }
 
+/// The order of a product's sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Summation {
+    /// The order that reads memory fastest. It may depend on the number of rows and on strides.
+    Fastest,
+    /// The order of the contracted dimensions, whatever the number of rows and the strides.
+    AsGiven,
+}
+
 impl<'a> Problem<'a> {
-    pub fn new(lhs: &Operand<'a>, rhs: &Operand<'a>) -> Self {
+    pub fn new(lhs: &Operand<'a>, rhs: &Operand<'a>, summation: Summation) -> Self {
         check_bounds(lhs);
         check_bounds(rhs);
         let batch = merge(pair(&lhs.batch, &rhs.batch));
         let mut contract = pair(&lhs.contract, &rhs.contract);
-        // The order of summation is free, so contiguous memory comes innermost.
-        contract.sort_by_key(|dim| std::cmp::Reverse(dim.strides[0].saturating_add(dim.strides[1])));
+        if summation == Summation::Fastest {
+            // Contiguous memory comes innermost.
+            contract.sort_by_key(|dim| std::cmp::Reverse(dim.strides[0].saturating_add(dim.strides[1])));
+        }
         let contract = merge(contract);
         let side = |operand: &Operand<'a>, index: usize| Side {
             elements: operand.elements,

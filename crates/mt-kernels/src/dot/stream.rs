@@ -83,6 +83,9 @@ pub(super) struct Streamed<'a> {
     pub problem: Problem<'a>,
     pub form: Form,
     pub out: Out,
+    /// The contracted elements that are summed apart, in the order of which their sums are added, if the order of sums
+    /// must be that of products with many rows.
+    pub block: Option<usize>,
 }
 
 /// Computes products concurrently: threads synchronize once, at the end.
@@ -130,6 +133,13 @@ impl Form {
         (few <= FEW && few * 4 <= many && (across || along)).then_some(Self { across, ..form })
     }
 
+    /// The form of a product that is summed as products with many rows are: in blocks of the kernel's depth, element
+    /// after element. Only lines that are neighbors in memory are summed so.
+    pub fn in_order(kernel: &Kernel, problem: &Problem) -> Option<Self> {
+        let form = Self::of(kernel, problem)?;
+        (form.rows_are_few && form.across).then_some(form)
+    }
+
     /// The value of the few lines, then that of the many lines.
     fn sides<T>(self, of_rows: T, of_columns: T) -> (T, T) {
         if self.rows_are_few { (of_rows, of_columns) } else { (of_columns, of_rows) }
@@ -156,6 +166,8 @@ struct Call<'a> {
     few: usize,
     padded: usize,
     many: usize,
+    /// As [`Streamed::block`].
+    block: Option<usize>,
     division: Division,
 }
 
@@ -168,11 +180,18 @@ enum Division {
 }
 
 impl Division {
-    fn of(form: Form, depth: usize, [batch, padded, many]: [usize; 3], tasks: usize) -> Self {
-        if form.across && padded < FEW_REREAD && many < LONG_RUN && many * depth > SMALL {
+    fn of(
+        form: Form,
+        block: Option<usize>,
+        depth: usize,
+        [batch, padded, many]: [usize; 3],
+        tasks: usize,
+    ) -> Self {
+        let is_cut = block.is_none_or(|block| depth > block);
+        if is_cut && form.across && padded < FEW_REREAD && many < LONG_RUN && many * depth > SMALL {
             // The stretches, and so the sums, do not depend on the number of threads.
             let stretches = (depth * many / STRETCH).clamp(2, MOST_STRETCHES);
-            let stretch = depth.div_ceil(stretches).next_multiple_of(VECTOR);
+            let stretch = block.unwrap_or(depth.div_ceil(stretches).next_multiple_of(VECTOR));
             Self::Stretches {
                 stretch,
                 partial: Buffer::take(depth.div_ceil(stretch) * batch * padded * many),
@@ -191,7 +210,7 @@ unsafe impl Sync for Call<'_> {}
 impl<'a> Call<'a> {
     /// Packs the few lines. Divides the many lines among `tasks`, if there are enough.
     fn new(kernel: &'a Kernel, streams: &'a Streams, product: &'a Streamed<'a>, tasks: usize) -> Self {
-        let Streamed { problem, form, out } = product;
+        let Streamed { problem, form, out, block } = product;
         let (few, many) = form.sides(problem.rows, problem.columns);
         let (few_side, many_side) = form.sides(&problem.lhs, &problem.rhs);
         let mut depth = vec![0; problem.depth];
@@ -210,7 +229,8 @@ impl<'a> Call<'a> {
             few,
             padded,
             many,
-            division: Division::of(*form, problem.depth, [batch, padded, many], tasks),
+            block: *block,
+            division: Division::of(*form, *block, problem.depth, [batch, padded, many], tasks),
         };
         call.pack(few_side);
         call
@@ -349,11 +369,21 @@ impl<'a> Call<'a> {
 
     /// Computes some of the many lines of a batch element.
     fn strip(&self, batch: usize, range: Range<usize>) {
+        let depth = self.problem.depth;
+        let block = self.block.unwrap_or(depth).min(depth);
         let sums = Buffer::take(self.padded * range.len());
         let sums = sums.words().cast();
-        self.sum(batch, range.clone(), 0..self.problem.depth, sums);
+        self.sum(batch, range.clone(), 0..block, sums);
         // SAFETY: the sums have been written.
-        let sums = unsafe { std::slice::from_raw_parts(sums, self.few * range.len()) };
+        let sums = unsafe { std::slice::from_raw_parts_mut(sums, self.few * range.len()) };
+        let others = Buffer::take(if block < depth { self.padded * range.len() } else { 0 });
+        for start in (block..depth).step_by(block) {
+            let others = others.words().cast();
+            self.sum(batch, range.clone(), start..(start + block).min(depth), others);
+            // SAFETY: the sums of this block have been written.
+            let others = unsafe { std::slice::from_raw_parts(others, sums.len()) };
+            sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += other);
+        }
         self.write(sums, batch, range);
     }
 
@@ -376,7 +406,13 @@ impl<'a> Call<'a> {
         unsafe { (if self.form.across { self.streams.across } else { self.streams.along })(&strip) };
     }
 
-    fn write(&self, sums: &[f32], batch: usize, lines: Range<usize>) {
+    fn write(&self, sums: &mut [f32], batch: usize, lines: Range<usize>) {
+        if self.block.is_some() && matches!(self.out, Out::Bf16(_)) && self.kernel.format == Format::Pairs {
+            // The instruction that rounds the sums of products with many rows takes subnormal numbers for zeros.
+            for sum in &mut *sums {
+                *sum = if sum.abs() < f32::MIN_POSITIVE { 0f32.copysign(*sum) } else { *sum };
+            }
+        }
         let first = batch * self.few * self.many;
         let (few_stride, many_stride) = if self.form.rows_are_few { (self.many, 1) } else { (1, self.few) };
         for (index, sums) in sums.chunks_exact(lines.len()).enumerate() {

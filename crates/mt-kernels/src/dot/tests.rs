@@ -149,7 +149,7 @@ fn reference(lhs: &Side, rhs: &Side, arithmetic: Arithmetic) -> Vec<(f64, f64)> 
 }
 
 fn dots_with(team: &dyn Team, candidate: &Candidate, products: Vec<Product>) {
-    super::dots_with(team, candidate.kernel(), candidate.kernel(), products);
+    super::dots_with(team, candidate.kernel(), Some(candidate.kernel()), products);
 }
 
 /// Compares all kernels with the exact sums, and their results in `bf16` with those in `f32`.
@@ -501,5 +501,75 @@ proptest! {
             layouts[0].order = [2, 1, 0, 0, 0, 0];
         }
         check_integers([rows, columns, depth], &layouts, threads)?;
+    }
+}
+
+/// The bits of the rows of a product of the first `count` rows of `lhs`.
+fn invariant_rows(
+    candidate: &Candidate,
+    lhs: &Operand,
+    rhs: &Operand,
+    rows: [usize; 2],
+    kind: Kind,
+) -> Vec<u32> {
+    let [first, count] = rows;
+    let elements = match lhs.elements {
+        Elements::F32(numbers) => Elements::F32(&numbers[first * lhs.free[0].stride..]),
+        Elements::Bf16(numbers) => Elements::Bf16(&numbers[first * lhs.free[0].stride..]),
+        Elements::I8(_) => unreachable!("integers have tests of their own"),
+    };
+    let free = vec![Dim { size: count, ..lhs.free[0] }];
+    let lhs = Operand { elements, free, ..lhs.clone() };
+    let columns: usize = rhs.free.iter().map(|dim| dim.size).product();
+    match kind {
+        Kind::F32 => {
+            let mut result = vec![0.0; count * columns];
+            super::invariant_dot_by(&ScopedThreads(2), candidate, &lhs, rhs, ElementsMut::F32(&mut result));
+            result.into_iter().map(f32::to_bits).collect()
+        }
+        Kind::Bf16 => {
+            let mut result = vec![bf16::ZERO; count * columns];
+            super::invariant_dot_by(&Alone, candidate, &lhs, rhs, ElementsMut::Bf16(&mut result));
+            result.into_iter().map(|number| u32::from(number.to_bits())).collect()
+        }
+    }
+}
+
+/// The bits of a row are the same whatever the number of rows, for all kernels, layouts of weights and depths.
+#[test]
+fn rows_of_invariant_products_do_not_depend_on_each_other() {
+    let total = 67;
+    for arithmetic in [Arithmetic::F32, Arithmetic::Bf16, Arithmetic::Bf16X3] {
+        for candidate in kernels(arithmetic) {
+            for (case, (depth, columns)) in
+                [(1, 3), (31, 1), (64, 33), (257, 70), (1100, 16), (520, 129)].into_iter().enumerate()
+            {
+                for (is_transposed, kind) in
+                    [(false, Kind::F32), (true, Kind::F32), (false, Kind::Bf16), (true, Kind::Bf16)]
+                {
+                    let lhs = Numbers::new(kind, total * depth, case as u64);
+                    let rhs = Numbers::new(kind, depth * columns, case as u64 + 50);
+                    let strides = if is_transposed { [1, depth] } else { [columns, 1] };
+                    let lhs = Operand {
+                        elements: lhs.elements(0),
+                        batch: Vec::new(),
+                        free: vec![Dim { size: total, stride: depth }],
+                        contract: vec![Dim { size: depth, stride: 1 }],
+                    };
+                    let rhs = Operand {
+                        elements: rhs.elements(0),
+                        batch: Vec::new(),
+                        free: vec![Dim { size: columns, stride: strides[1] }],
+                        contract: vec![Dim { size: depth, stride: strides[0] }],
+                    };
+                    let whole = invariant_rows(candidate, &lhs, &rhs, [0, total], kind);
+                    for rows in [[0, 1], [66, 1], [5, 2], [16, 17], [30, 32], [3, 64]] {
+                        let made = invariant_rows(candidate, &lhs, &rhs, rows, kind);
+                        let expected = &whole[rows[0] * columns..][..rows[1] * columns];
+                        assert!(made == expected, "{candidate:?}, {depth} by {columns}, {rows:?}, {kind:?}");
+                    }
+                }
+            }
+        }
     }
 }

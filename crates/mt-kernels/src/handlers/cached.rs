@@ -3,7 +3,7 @@
 use half::bf16;
 use mt_shape::kernels;
 
-use super::{View, mask_and_cap, result, views};
+use super::{View, invariant, is_invariant, mask_and_cap, result, views};
 use crate::{
     Instructions,
     attention::{self, Cache, CachedInputs, Operand, Options, Outcome, Shape, Strides},
@@ -16,7 +16,7 @@ use crate::{
 /// Arguments: queries `[batch, 1, kv_heads, group, head_dim]`, the tokens' keys and values
 /// `[batch, 1, kv_heads, head_dim]`, the cached ones `[batch, slots, kv_heads, head_dim]`, the tokens' segments
 /// `[batch, 1]`, the cached ones `[batch, slots]`, the tokens' slot, sinks `[kv_heads, group]`; then the positions of
-/// slices. Result, dense: context `[batch, kv_heads, 1, group, head_dim]`. Attributes: those of self-attention.
+/// slices. Result, dense: context `[batch, kv_heads, 1, group, value_dim]`. Attributes: those of self-attention.
 pub(super) unsafe extern "C" fn call_attention_to_cache(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
@@ -32,7 +32,7 @@ pub(super) unsafe extern "C" fn call_attention_to_cache(frame: *mut Frame) -> *m
 /// `[batch, 1, kv_heads, head_dim]`, the cached ones `[pages, page_size, kv_heads, head_dim]`, the pages of each row
 /// `[batch, pages_of_row]`, the number of tokens before `[batch]`, the tokens' segments, which are not read, sinks
 /// `[kv_heads, group]`; then the positions of slices. Result, dense: context `[batch, kv_heads, 1, group, head_dim]`.
-/// Attributes: those of self-attention.
+/// Attributes: those of self-attention. If the call is invariant, rows may have several tokens.
 pub(super) unsafe extern "C" fn call_attention_to_pages(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
@@ -107,6 +107,10 @@ fn attend<E: BufferElement>(
     cache: Cache<'_>,
     sinks: &[f32],
 ) -> Result<(), Fault> {
+    if is_invariant(call)? {
+        let operands = [query, key, value, cached_key, cached_value];
+        return invariant::attention_to_cache::<E>(call, operands, [shape, cached], cache, sinks);
+    }
     let keys = |view: &View, shape: Shape| -> Result<Operand<'_, E>, Fault> {
         Ok(Operand::keys(view.elements(call)?, view.positions_first(), shape))
     };

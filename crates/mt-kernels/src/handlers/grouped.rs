@@ -5,10 +5,10 @@ use std::ops::Range;
 use half::bf16;
 use mt_shape::kernels::{self, attributes};
 
-use super::{View, views};
+use super::{View, is_invariant, views};
 use crate::{
     Arithmetic, Dim, Elements, ElementsMut, Operand,
-    dot::dot,
+    dot::{Product, dot, invariant_dots},
     ffi::{Call, Data, DataMut, Error, Fault, Frame, answer},
 };
 
@@ -30,7 +30,7 @@ pub(super) unsafe extern "C" fn call_grouped_dot(frame: *mut Frame) -> *mut Erro
             if depth != own_depth {
                 return Err(format!("rows of {own_depth} elements meet matrices of depth {depth}"));
             }
-            let arithmetic = arithmetic(call)?;
+            let (arithmetic, is_invariant) = (arithmetic(call)?, is_invariant(call)?);
             let mut results = Unwritten::of(call)?;
             for (group, range) in groups(call, sizes, count)?.into_iter().enumerate() {
                 let lhs =
@@ -41,7 +41,14 @@ pub(super) unsafe extern "C" fn call_grouped_dot(frame: *mut Frame) -> *mut Erro
                 if !is_transposed {
                     std::mem::swap(&mut rhs.free, &mut rhs.contract);
                 }
-                dot(&call.team(), &lhs, &rhs, arithmetic, results.next(range.len() * width)?);
+                let result = results.next(range.len() * width)?;
+                match is_invariant {
+                    true => {
+                        let product = Product { lhs: &lhs, rhs: &rhs, result };
+                        invariant_dots(&call.team(), arithmetic, vec![product]);
+                    }
+                    false => dot(&call.team(), &lhs, &rhs, arithmetic, result),
+                }
             }
             results.clear();
             Ok(())

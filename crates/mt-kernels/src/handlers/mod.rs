@@ -13,6 +13,7 @@ macro_rules! of_floats {
 
 mod cached;
 mod grouped;
+mod invariant;
 
 use std::ops::Range;
 
@@ -25,7 +26,7 @@ use crate::{
     attention::{self, Gradients, Inputs, Mask, Options, Outcome, Residuals, Results, Shape, Strides},
     buffer_element::BufferElement,
     cross_entropy::{cross_entropy, cross_entropy_gradient},
-    dot::{Product, dots},
+    dot::{Product, dots, invariant_dots},
     ffi::{Call, Data, DataMut, Error, Fault, Frame, Handler, answer},
     gate::{gated, gated_gradient},
     largest::largest,
@@ -71,7 +72,8 @@ pub fn handlers() -> &'static [Handler] {
 /// - `into`: the number of elements between two positions of the result's slices, or 0 if the product is the whole
 ///   result;
 /// - `arithmetic`: 0 multiplies in `f32`; 1 rounds elements to `bf16`; 2 splits each element of `f32` into two of
-///   `bf16` and computes three products of these ([`Arithmetic::Bf16X3`]).
+///   `bf16` and computes three products of these ([`Arithmetic::Bf16X3`]);
+/// - `invariant`, if it is given: 1 sums in an order that does not depend on the number of rows.
 unsafe extern "C" fn call_dot(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
@@ -118,10 +120,18 @@ unsafe extern "C" fn call_dot(frame: *mut Frame) -> *mut Error {
                 };
                 products.push(Product { lhs: &sides[0], rhs, result });
             }
-            dots(&call.team(), arithmetic, products);
+            match is_invariant(call)? {
+                true => invariant_dots(&call.team(), arithmetic, products),
+                false => dots(&call.team(), arithmetic, products),
+            }
             Ok(())
         })
     }
+}
+
+/// Whether the sums of a row must not depend on other rows.
+fn is_invariant(call: &Call<'_>) -> Result<bool, Fault> {
+    Ok(call.integer_if_given(attributes::INVARIANT)? == Some(1))
 }
 
 /// All elements, or those of a range.
@@ -177,7 +187,9 @@ fn operand<'a>(
 /// - `operands`: for each argument, the number of elements between two positions of a slice, or 0 if the argument is a
 ///   whole array; then the number of dimensions, their sizes and strides;
 /// - `causal`: 1 if queries do not see later keys; `window` and `chunk`: their sizes, or 0;
-/// - `soft_cap`: the bits of the cap as `f32`, or 0.
+/// - `soft_cap`: the bits of the cap as `f32`, or 0;
+/// - `invariant`, if it is given: 1 computes each query in an order that does not depend on the others. Values may then
+///   have another width than keys.
 unsafe extern "C" fn call_attention_forward(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
     unsafe {
@@ -388,6 +400,9 @@ fn result<'a, E: BufferElement>(call: &Call<'a>, index: usize) -> Result<&'a mut
 }
 
 fn attention_forward<E: BufferElement>(call: &Call<'_>, operands: &[View]) -> Result<(), Fault> {
+    if is_invariant(call)? {
+        return invariant::attention_forward::<E>(call, operands);
+    }
     let attention = AttentionCall::new(call, operands, E::ARITHMETIC)?;
     let shape = attention.options.shape;
     let inputs = attention.inputs::<E>(call, operands)?;

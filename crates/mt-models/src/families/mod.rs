@@ -14,6 +14,7 @@ mod gemma;
 mod gemma4;
 mod gpt;
 mod gpt_oss;
+mod invariant;
 mod llama;
 mod llama4;
 mod mamba;
@@ -165,6 +166,9 @@ pub fn build_decoder(group: &ModelGroup) -> Result<Decoder, ModelError> {
     let mut config = (family.describe)(group)?;
     describe::set_query_key_scales(group, &mut config);
     config.check()?;
+    if group.batch_invariant {
+        invariant::make_invariant(&mut config)?;
+    }
     if group.layers.attention_type == AttentionType::BlockDiffusion {
         let sees_blocks = |layer: &LayerConfig| {
             layer.attention().is_some_and(|attention| {

@@ -4,19 +4,27 @@ use mt_ir::{CpuKernels, Target};
 
 use crate::harness::{Batch, by_name, gradient_program_for, model, parameters, relative_error, run};
 
-const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
+const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true, ..CpuKernels::NONE });
 const ROWS: usize = 2;
 const LENGTH: usize = 72;
 
 #[track_caller]
 fn check(arguments: &[&str], tolerance: f64) {
-    let model = &*model(&[&["attention=flash", "vocab_size=256"], arguments].concat());
+    check_on(KERNELS, &[&["attention=flash"], arguments].concat(), tolerance);
+    let invariant = [&["batch_invariant=true"], arguments].concat();
+    check_on(Target::Cpu(CpuKernels::INVARIANT), &invariant, tolerance);
+}
+
+/// Checks programs of a target with kernels.
+#[track_caller]
+fn check_on(target: Target, arguments: &[&str], tolerance: f64) {
+    let model = &*model(&[&["vocab_size=256"], arguments].concat());
     let batch = Batch::packed(&[&[30, 42], &[72]], LENGTH, 256);
     let inputs = [parameters(model).as_slice(), &batch.arrays].concat();
-    let [(loss, gradients), (wanted_loss, wanted)] = [KERNELS, Target::CPU].map(|target| {
+    let [(loss, gradients), (wanted_loss, wanted)] = [target, Target::CPU].map(|target| {
         let program = gradient_program_for(model, target, ROWS, LENGTH);
         let num_calls = program.text.matches("maxtext.attention_backward").count();
-        assert_eq!(num_calls != 0, target == KERNELS, "{arguments:?}");
+        assert_eq!(num_calls != 0, target != Target::CPU, "{arguments:?}");
         let mut outputs = run(&program, &inputs);
         let gradients = outputs.split_off(2);
         (outputs[0].to_f64()[0], by_name(model, &gradients))

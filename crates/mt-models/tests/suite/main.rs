@@ -20,6 +20,7 @@ mod harness;
 mod hybrid;
 mod hyper_connections;
 mod indexer;
+mod invariance;
 mod kernels;
 mod layer_options;
 mod length;

@@ -9,7 +9,7 @@ use crate::{
     harness::relative_error,
 };
 
-const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
+const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true, ..CpuKernels::NONE });
 
 /// The number of calls of the forward and of the backward kernel in a program.
 fn num_calls(case: Case, dtype: DType) -> [usize; 2] {

@@ -16,7 +16,7 @@ use mt_trace::{ProgramOptions, Tensor};
 
 use crate::harness::{Argument, assert_close, gradients, gradients_by, numbers, run, text_for};
 
-const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
+const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true, ..CpuKernels::NONE });
 
 /// The sizes of a case.
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,7 @@ use mt_trace::Tensor;
 
 use crate::harness::{Argument, assert_close, numbers, run_for, text_for};
 
-const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
+const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true, ..CpuKernels::NONE });
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scale {

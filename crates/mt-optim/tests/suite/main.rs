@@ -13,7 +13,7 @@ use mt_shape::{Axis, DType, HostArray, Path, axis};
 use mt_testing::{Golden, assert_within, largest};
 use mt_trace::{Inputs, Output, ProgramOptions, Tensor, program};
 
-const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true });
+const KERNELS: Target = Target::Cpu(CpuKernels { f32: true, bf16: true, ..CpuKernels::NONE });
 
 const NUM_STEPS: usize = 10;
 const PARAMETERS: [(&str, &[usize]); 3] = [("a", &[5, 3]), ("b", &[7]), ("c", &[2, 3, 2])];

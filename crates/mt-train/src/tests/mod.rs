@@ -12,6 +12,7 @@ mod experts;
 mod formats;
 mod further_tokens;
 mod indexer;
+mod invariance;
 mod kernels;
 mod memory;
 mod objective;

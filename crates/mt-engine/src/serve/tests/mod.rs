@@ -3,8 +3,10 @@
 mod adapters;
 mod beams;
 mod choices;
+mod elementwise;
 mod free;
 mod in_place;
+mod invariance;
 mod max_engine;
 mod mesh;
 mod models;
