@@ -26,7 +26,7 @@ pub use data::{DataCheckLogits, DataCommand, DataSaveLogits, DataShow};
 use distill::{DISTILL, DISTILL_EXAMPLES};
 use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
 pub use preference::{Reward, RewardCommand, RewardScore};
-pub use serve::{BenchCommand, BenchServe, Serve};
+pub use serve::{BenchCommand, BenchInference, BenchServe, Serve};
 use serve::{CHAT, CHAT_EXAMPLES, SERVE, SERVE_EXAMPLES};
 
 const EXAMPLES: &str = "\
@@ -384,7 +384,7 @@ pub enum Command {
     /// Serve a model over HTTP
     #[command(long_about = SERVE, after_help = SERVE_EXAMPLES)]
     Serve(Serve),
-    /// Measure running servers
+    /// Measure running servers, and the engine itself
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Show training data, and store a teacher's logits for it

@@ -12,20 +12,21 @@ use std::{
 
 use axum::{
     Router,
-    body::{Body, Bytes, HttpBody},
+    body::Body,
     extract::{Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header},
     middleware::{Next, from_fn_with_state},
     routing::{get, post},
 };
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use mt_engine::serve::TokenFilter;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::{
     access::ApiKeys,
+    bodies::{Bodies, Received},
     chat, completions, embeddings,
+    endpoint::handle,
     error::{ApiError, Result, json_response},
     fields::Fields,
     generator::Generator,
@@ -41,6 +42,8 @@ use crate::{
 const PAGE: &str = include_str!("page.html");
 /// The header with a request's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The size of bodies in bytes that take so long to parse that other requests must not wait for it.
+const LARGE_BODY: usize = 64 << 10;
 /// Routes that need no API key.
 const OPEN: &[&str] = &["/", "/health", "/ping", "/version", "/metrics"];
 
@@ -64,6 +67,7 @@ pub struct App {
     pub metrics: Metrics,
     pub phase: watch::Sender<Phase>,
     pub reporter: Arc<dyn Fn(ServerEvent) + Send + Sync>,
+    bodies: Bodies,
     grammars: OnceLock<Result<Grammars>>,
     num_active: AtomicUsize,
     ids: AtomicU64,
@@ -95,6 +99,7 @@ impl App {
             metrics: Metrics::default(),
             phase: watch::Sender::new(Phase::Serving),
             reporter,
+            bodies: Bodies::default(),
             grammars: OnceLock::new(),
             num_active: AtomicUsize::new(0),
             ids: AtomicU64::new(0),
@@ -176,22 +181,11 @@ impl App {
     /// Reads a request's body.
     ///
     /// # Errors
-    /// The body is too large, too slow or broken.
-    pub async fn body(&self, body: Body) -> Result<Bytes> {
-        let most = self.limits.max_body;
-        let too_large = || {
-            ApiError::too_large(format!("the request's body has more than {most} bytes, the server's limit"))
-        };
-        if body.size_hint().lower() > most as u64 {
-            return Err(too_large());
-        }
+    /// The body is too large, too slow or broken, or the bodies of all requests take too much memory.
+    pub async fn body(&self, body: Body) -> Result<Received> {
         let time = self.limits.body_time;
-        match tokio::time::timeout(time, Limited::new(body, most).collect()).await {
-            Err(_) => Err(ApiError::slow_request(time.as_secs())),
-            Ok(Ok(collected)) => Ok(collected.to_bytes()),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-            Ok(Err(error)) => Err(ApiError::invalid(format!("the request's body cannot be read: {error}"))),
-        }
+        let received = tokio::time::timeout(time, self.bodies.receive(body, &self.limits)).await;
+        received.unwrap_or_else(|_| Err(ApiError::slow_request(time.as_secs())))
     }
 
     /// The fields of a request's body.
@@ -199,7 +193,10 @@ impl App {
     /// # Errors
     /// The body is too large, too slow, broken, or not a JSON object.
     pub async fn fields(&self, body: Body) -> Result<Fields> {
-        Fields::parse(&self.body(body).await?)
+        let received = self.body(body).await?;
+        let is_large = received.bytes.len() > LARGE_BODY;
+        let parse = move || Ok(Fields::parse(&received.bytes)?.held_by(received.room));
+        if is_large { work(parse).await } else { parse() }
     }
 }
 
@@ -228,10 +225,10 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(metrics))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::one))
-        .route("/v1/completions", post(completions::handle))
-        .route("/v1/chat/completions", post(chat::openai::handle))
-        .route("/v1/responses", post(responses::handle))
-        .route("/v1/messages", post(messages::handle))
+        .route("/v1/completions", post(handle::<completions::Answers>))
+        .route("/v1/chat/completions", post(handle::<chat::openai::Answers>))
+        .route("/v1/responses", post(handle::<responses::Answer>))
+        .route("/v1/messages", post(handle::<messages::Answer>))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/embeddings", post(embeddings::handle))
         .route("/tokenize", post(models::tokenize))

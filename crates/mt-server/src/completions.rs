@@ -2,30 +2,27 @@
 
 use std::sync::Arc;
 
-use axum::{
-    body::Body,
-    extract::{Extension, State},
-    http::Response,
-};
+use axum::{body::Body, http::Response};
 use mt_engine::serve::{GenerationRequest, TokenLogProbability};
 use serde_json::{Value, json};
 
 use crate::{
-    app::{App, Call, now, ok, work},
+    app::{App, Call, now, ok},
+    endpoint::Endpoint,
     error::{ApiError, Result},
     fields::{Fields, token_of},
     generation::{Finish, Generation, Piece, Usage, next_of},
     log_probabilities::TokenLists,
     models::tokens_of_text,
     parameters::{Parameters, check_top},
-    sse::{self, Events, Gone},
+    sse::{Events, Gone},
 };
 
 /// The number of tokens of an answer unless the request sets it, as OpenAI documents.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// A request that has been read.
-struct Asked {
+pub struct Asked {
     prompts: Vec<Vec<u32>>,
     parameters: Parameters,
     echo: bool,
@@ -62,36 +59,6 @@ impl Streaming {
         options.finish()?;
         Ok(Self { stream, include_usage, continuous_usage: include_usage && continuous_usage })
     }
-}
-
-/// Answers a request.
-pub async fn handle(
-    State(app): State<Arc<App>>,
-    Extension(call): Extension<Call>,
-    body: Body,
-) -> Result<Response<Body>> {
-    let fields = app.fields(body).await?;
-    let (asked, requests) = work({
-        let app = app.clone();
-        move || {
-            let asked = read(&app, &fields)?;
-            let requests = requests(&app, &asked)?;
-            Ok((asked, requests))
-        }
-    })
-    .await?;
-    let generations = requests
-        .into_iter()
-        .map(|request| Generation::start(&app, &call, request, &asked.parameters))
-        .collect::<Result<Vec<_>>>()?;
-    let answers = Answers::new(app, asked, generations);
-    if answers.asked.streaming.stream {
-        return Ok(sse::stream(|events| async move {
-            // The client has gone.
-            let _ = answers.send(&events).await;
-        }));
-    }
-    answers.collect().await
 }
 
 fn read(app: &App, fields: &Fields) -> Result<Asked> {
@@ -183,7 +150,7 @@ fn requests(app: &App, asked: &Asked) -> Result<Vec<GenerationRequest>> {
 }
 
 /// The answers in progress.
-struct Answers {
+pub struct Answers {
     app: Arc<App>,
     asked: Asked,
     generations: Vec<Generation>,
@@ -201,41 +168,25 @@ struct Choice {
     finish: Option<Finish>,
 }
 
-impl Answers {
-    fn new(app: Arc<App>, asked: Asked, generations: Vec<Generation>) -> Self {
-        let id = app.new_id("cmpl");
-        Self { app, asked, generations, id, created: now() }
+impl Endpoint for Answers {
+    type Asked = (Asked, Vec<GenerationRequest>);
+
+    fn read(app: &App, fields: &Fields) -> Result<Self::Asked> {
+        let asked = read(app, fields)?;
+        let requests = requests(app, &asked)?;
+        Ok((asked, requests))
     }
 
-    /// An empty answer, or with `echo` one that begins with the prompt.
-    fn begin(&self, prompt: usize, found: &[Option<TokenLogProbability>]) -> Result<Choice> {
-        let mut choice = Choice::default();
-        let tokenizer = &self.app.served.tokenizer;
-        let parameters = &self.asked.parameters;
-        let tokens = &self.asked.prompts[prompt];
-        let skips = parameters.skip_special_tokens;
-        if self.asked.echo {
-            choice.text = tokenizer.decode(tokens, skips)?;
-            if parameters.log_probabilities.is_some() {
-                for (index, token) in tokens.iter().enumerate() {
-                    choice.lists.push(tokenizer, *token, found.get(index).and_then(Option::as_ref), skips);
-                }
-            }
-        }
-        if parameters.prompt_log_probabilities.is_some() && !found.is_empty() {
-            choice.prompt_log_probabilities =
-                tokens.iter().zip(found).map(|(_, found)| prompt_entry(&self.app, found.as_ref())).collect();
-        }
-        Ok(choice)
+    async fn start(app: &Arc<App>, call: &Call, (asked, requests): Self::Asked) -> Result<Self> {
+        let generations = requests
+            .into_iter()
+            .map(|request| Generation::start(app, call, request, &asked.parameters))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self { id: app.new_id("cmpl"), app: app.clone(), asked, generations, created: now() })
     }
 
-    fn push(&self, choice: &mut Choice, text: &str, token: &TokenLogProbability) {
-        choice.text += text;
-        choice.token_ids.push(token.token);
-        if self.asked.parameters.log_probabilities.is_some() {
-            let skips = self.asked.parameters.skip_special_tokens;
-            choice.lists.push(&self.app.served.tokenizer, token.token, Some(token), skips);
-        }
+    fn is_streamed(&self) -> bool {
+        self.asked.streaming.stream
     }
 
     async fn collect(mut self) -> Result<Response<Body>> {
@@ -317,6 +268,39 @@ impl Answers {
             events.data(&body).await?;
         }
         events.done().await
+    }
+}
+
+impl Answers {
+    /// An empty answer, or with `echo` one that begins with the prompt.
+    fn begin(&self, prompt: usize, found: &[Option<TokenLogProbability>]) -> Result<Choice> {
+        let mut choice = Choice::default();
+        let tokenizer = &self.app.served.tokenizer;
+        let parameters = &self.asked.parameters;
+        let tokens = &self.asked.prompts[prompt];
+        let skips = parameters.skip_special_tokens;
+        if self.asked.echo {
+            choice.text = tokenizer.decode(tokens, skips)?;
+            if parameters.log_probabilities.is_some() {
+                for (index, token) in tokens.iter().enumerate() {
+                    choice.lists.push(tokenizer, *token, found.get(index).and_then(Option::as_ref), skips);
+                }
+            }
+        }
+        if parameters.prompt_log_probabilities.is_some() && !found.is_empty() {
+            choice.prompt_log_probabilities =
+                tokens.iter().zip(found).map(|(_, found)| prompt_entry(&self.app, found.as_ref())).collect();
+        }
+        Ok(choice)
+    }
+
+    fn push(&self, choice: &mut Choice, text: &str, token: &TokenLogProbability) {
+        choice.text += text;
+        choice.token_ids.push(token.token);
+        if self.asked.parameters.log_probabilities.is_some() {
+            let skips = self.asked.parameters.skip_special_tokens;
+            choice.lists.push(&self.app.served.tokenizer, token.token, Some(token), skips);
+        }
     }
 
     async fn event(&mut self, events: &Events, index: usize, choice: &mut Choice) -> Result<(), Gone> {

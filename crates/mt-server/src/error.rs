@@ -71,6 +71,13 @@ impl ApiError {
         Self { retry_after: Some(RETRY_AFTER), ..error }.with_code("queue_full")
     }
 
+    /// The server has too many connections.
+    pub fn crowded() -> Self {
+        let message = "the server has too many connections; try again later";
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable_error", message);
+        Self { retry_after: Some(RETRY_AFTER), ..error }.with_code("too_many_connections")
+    }
+
     /// The server ends.
     pub fn shutting_down() -> Self {
         let error = Self::new(

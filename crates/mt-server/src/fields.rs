@@ -4,13 +4,18 @@ use std::{cell::RefCell, collections::BTreeSet, ops::RangeInclusive};
 
 use serde_json::{Map, Value};
 
-use crate::error::{ApiError, Result};
+use crate::{
+    bodies::BodyRoom,
+    error::{ApiError, Result},
+};
 
 /// The fields of a JSON object. Absent fields and fields with `null` are the same. Each field is read at most once by
 /// name, and [`Fields::finish`] refuses the fields that were not read.
 pub struct Fields {
     values: Map<String, Value>,
     read: RefCell<BTreeSet<&'static str>>,
+    /// The memory of the body counts until the fields are dropped.
+    _room: Option<BodyRoom>,
 }
 
 impl Fields {
@@ -27,7 +32,12 @@ impl Fields {
     }
 
     pub fn of(values: Map<String, Value>) -> Self {
-        Self { values, read: RefCell::default() }
+        Self { values, read: RefCell::default(), _room: None }
+    }
+
+    /// The fields, whose body counts until they are dropped.
+    pub fn held_by(self, room: BodyRoom) -> Self {
+        Self { _room: Some(room), ..self }
     }
 
     /// A field's value, if it is not `null`.

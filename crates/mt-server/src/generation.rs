@@ -140,6 +140,10 @@ impl Generation {
                 self.stream = None;
                 return Poll::Ready(Ok(None));
             }
+            // A slow client can have events left when the time of accepted requests is over.
+            if *self.app.phase.borrow() == Phase::Ended {
+                return Poll::Ready(Err(self.fail(ApiError::shutting_down())));
+            }
             let Some(stream) = &mut self.stream else { return Poll::Ready(Ok(None)) };
             match stream.poll_next(context) {
                 Poll::Ready(Some(event)) => {

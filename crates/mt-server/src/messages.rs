@@ -2,34 +2,19 @@
 
 use std::sync::Arc;
 
-use axum::{
-    body::Body,
-    extract::{Extension, State},
-    http::Response,
-};
+use axum::{body::Body, extract::State, http::Response};
 use serde_json::{Map, Value, json};
 
 use crate::{
     app::{App, Call, ok, work},
     chat::{ChatInput, ChatPiece, ChatRun, Delta, ToolChoice},
+    endpoint::Endpoint,
     error::{ApiError, Result},
     fields::Fields,
     generation::{Finish, Usage},
     parameters::{Parameters, check_stops, response_format},
-    sse::{self, Events, Gone},
+    sse::{Events, Gone},
 };
-
-/// Answers a request. Errors have Anthropic's form.
-pub async fn handle(
-    State(app): State<Arc<App>>,
-    Extension(call): Extension<Call>,
-    body: Body,
-) -> Response<Body> {
-    match answer(app, call, body).await {
-        Ok(response) => response,
-        Err(error) => error.response(&error.anthropic_body()),
-    }
-}
 
 /// `POST /v1/messages/count_tokens`.
 pub async fn count_tokens(State(app): State<Arc<App>>, body: Body) -> Response<Body> {
@@ -46,22 +31,6 @@ pub async fn count_tokens(State(app): State<Arc<App>>, body: Body) -> Response<B
         Ok(count) => ok(&json!({ "input_tokens": count })),
         Err(error) => error.response(&error.anthropic_body()),
     }
-}
-
-async fn answer(app: Arc<App>, call: Call, body: Body) -> Result<Response<Body>> {
-    let fields = app.fields(body).await?;
-    let (input, parameters, stream) = read(&app, &fields, true)?;
-    drop(fields);
-    let stops = parameters.stops.clone();
-    let run = ChatRun::start(&app, &call, input, parameters).await?;
-    let answer = Answer { id: app.new_id("msg"), app, run, stops };
-    if stream {
-        return Ok(sse::stream(|events| async move {
-            // The client has gone.
-            let _ = answer.send(&events).await;
-        }));
-    }
-    answer.collect().await
 }
 
 fn read(app: &App, fields: &Fields, answers: bool) -> Result<(ChatInput, Parameters, bool)> {
@@ -247,10 +216,11 @@ fn text_of(field: &str, content: &Value) -> Result<String> {
 }
 
 /// An answer in progress.
-struct Answer {
+pub struct Answer {
     app: Arc<App>,
     run: ChatRun,
     id: String,
+    stream: bool,
     stops: Vec<String>,
 }
 
@@ -261,7 +231,23 @@ enum Open {
     Text,
 }
 
-impl Answer {
+impl Endpoint for Answer {
+    type Asked = (ChatInput, Parameters, bool);
+
+    fn read(app: &App, fields: &Fields) -> Result<Self::Asked> {
+        read(app, fields, true)
+    }
+
+    async fn start(app: &Arc<App>, call: &Call, (input, parameters, stream): Self::Asked) -> Result<Self> {
+        let stops = parameters.stops.clone();
+        let run = ChatRun::start(app, call, input, parameters).await?;
+        Ok(Self { id: app.new_id("msg"), app: app.clone(), run, stream, stops })
+    }
+
+    fn is_streamed(&self) -> bool {
+        self.stream
+    }
+
     async fn collect(mut self) -> Result<Response<Body>> {
         let mut blocks: Vec<Value> = Vec::new();
         let mut end = (Finish::Stop, false);
@@ -287,47 +273,6 @@ impl Answer {
         message["stop_sequence"] = json!(stop);
         message["usage"] = usage(self.run.usage());
         Ok(ok(&message))
-    }
-
-    fn add(&self, blocks: &mut Vec<Value>, delta: Delta) {
-        let (kind, field, new) = match delta {
-            Delta::Reasoning(new) => ("thinking", "thinking", new),
-            Delta::Content(new) => ("text", "text", new),
-            Delta::Call(call) => {
-                blocks.push(self.tool_use(&call.name, input_of(&call.arguments)));
-                return;
-            }
-        };
-        match blocks.last_mut().filter(|block| block["type"] == kind) {
-            Some(block) => {
-                let text = block[field].as_str().unwrap_or_default().to_owned() + &new;
-                block[field] = json!(text);
-            }
-            None => {
-                let mut block = json!({ "type": kind, field: new });
-                if kind == "thinking" {
-                    block["signature"] = json!("");
-                }
-                blocks.push(block);
-            }
-        }
-    }
-
-    fn tool_use(&self, name: &str, input: Value) -> Value {
-        json!({ "type": "tool_use", "id": self.app.new_id("toolu"), "name": name, "input": input })
-    }
-
-    fn message(&self, blocks: Vec<Value>) -> Value {
-        json!({
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.run.model,
-            "content": blocks,
-            "stop_reason": null,
-            "stop_sequence": null,
-            "usage": usage(Usage { answer: 0, ..self.run.usage() }),
-        })
     }
 
     async fn send(mut self, events: &Events) -> Result<(), Gone> {
@@ -380,6 +325,54 @@ impl Answer {
         let last = json!({ "type": "message_delta", "delta": delta, "usage": usage(self.run.usage()) });
         events.named("message_delta", &last).await?;
         events.named("message_stop", &json!({ "type": "message_stop" })).await
+    }
+
+    /// Errors have Anthropic's form.
+    fn error_body(error: &ApiError) -> Value {
+        error.anthropic_body()
+    }
+}
+
+impl Answer {
+    fn add(&self, blocks: &mut Vec<Value>, delta: Delta) {
+        let (kind, field, new) = match delta {
+            Delta::Reasoning(new) => ("thinking", "thinking", new),
+            Delta::Content(new) => ("text", "text", new),
+            Delta::Call(call) => {
+                blocks.push(self.tool_use(&call.name, input_of(&call.arguments)));
+                return;
+            }
+        };
+        match blocks.last_mut().filter(|block| block["type"] == kind) {
+            Some(block) => {
+                let text = block[field].as_str().unwrap_or_default().to_owned() + &new;
+                block[field] = json!(text);
+            }
+            None => {
+                let mut block = json!({ "type": kind, field: new });
+                if kind == "thinking" {
+                    block["signature"] = json!("");
+                }
+                blocks.push(block);
+            }
+        }
+    }
+
+    fn tool_use(&self, name: &str, input: Value) -> Value {
+        json!({ "type": "tool_use", "id": self.app.new_id("toolu"), "name": name, "input": input })
+    }
+
+    fn message(&self, blocks: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.run.model,
+            "content": blocks,
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": usage(Usage { answer: 0, ..self.run.usage() }),
+        })
     }
 }
 

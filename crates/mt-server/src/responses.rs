@@ -2,45 +2,22 @@
 
 use std::sync::Arc;
 
-use axum::{
-    body::Body,
-    extract::{Extension, State},
-    http::Response,
-};
+use axum::{body::Body, http::Response};
 use serde_json::{Map, Value, json};
 
 use crate::{
     app::{App, Call, now, ok},
     chat::{ChatInput, ChatPiece, ChatRun, Delta, content_of, tool_choice},
+    endpoint::Endpoint,
     error::{ApiError, Result},
     fields::Fields,
     generation::{Finish, Usage},
     parameters::{Parameters, response_format},
-    sse::{self, Events, Gone},
+    sse::{Events, Gone},
 };
 
-/// Answers a request.
-pub async fn handle(
-    State(app): State<Arc<App>>,
-    Extension(call): Extension<Call>,
-    body: Body,
-) -> Result<Response<Body>> {
-    let fields = app.fields(body).await?;
-    let Asked { input, parameters, stream, echoed } = read(&app, &fields)?;
-    drop(fields);
-    let run = ChatRun::start(&app, &call, input, parameters).await?;
-    let answer =
-        Answer { id: app.new_id("resp"), created: now(), app, run, echoed, items: Vec::new(), number: 0 };
-    if stream {
-        return Ok(sse::stream(|events| async move {
-            // The client has gone.
-            let _ = answer.send(&events).await;
-        }));
-    }
-    answer.collect().await
-}
-
-struct Asked {
+/// A request that has been read.
+pub struct Asked {
     input: ChatInput,
     parameters: Parameters,
     stream: bool,
@@ -197,18 +174,36 @@ fn add_item(found: &mut Vec<Value>, field: &str, item: &Value) -> Result<()> {
 }
 
 /// An answer in progress.
-struct Answer {
+pub struct Answer {
     app: Arc<App>,
     run: ChatRun,
     id: String,
     created: u64,
+    stream: bool,
     echoed: Map<String, Value>,
     items: Vec<Value>,
     /// The number of the next event.
     number: u64,
 }
 
-impl Answer {
+impl Endpoint for Answer {
+    type Asked = Asked;
+
+    fn read(app: &App, fields: &Fields) -> Result<Asked> {
+        read(app, fields)
+    }
+
+    async fn start(app: &Arc<App>, call: &Call, asked: Asked) -> Result<Self> {
+        let Asked { input, parameters, stream, echoed } = asked;
+        let run = ChatRun::start(app, call, input, parameters).await?;
+        let (id, created) = (app.new_id("resp"), now());
+        Ok(Self { id, created, app: app.clone(), run, stream, echoed, items: Vec::new(), number: 0 })
+    }
+
+    fn is_streamed(&self) -> bool {
+        self.stream
+    }
+
     async fn collect(mut self) -> Result<Response<Body>> {
         let mut finish = Finish::Stop;
         while let Some(piece) = self.run.next().await? {
@@ -233,6 +228,43 @@ impl Answer {
         Ok(ok(&self.response(Some(finish))))
     }
 
+    async fn send(mut self, events: &Events) -> Result<(), Gone> {
+        for kind in ["response.created", "response.in_progress"] {
+            let response = self.response(None);
+            self.event(events, kind, json!({ "response": response })).await?;
+        }
+        let mut finish = Finish::Stop;
+        let mut is_open = false;
+        loop {
+            let piece = match self.run.next().await {
+                Ok(Some(piece)) => piece,
+                Ok(None) => break,
+                Err(error) => {
+                    let mut response = self.response(None);
+                    response["status"] = json!("failed");
+                    response["error"] =
+                        json!({ "code": error.code.unwrap_or(error.kind), "message": error.message });
+                    return self.event(events, "response.failed", json!({ "response": response })).await;
+                }
+            };
+            match piece {
+                ChatPiece::Prompt { .. } => {}
+                ChatPiece::Delta { deltas, .. } => {
+                    for delta in deltas {
+                        self.send_delta(events, delta, &mut is_open).await?;
+                    }
+                }
+                ChatPiece::End { finish: end, .. } => finish = end,
+            }
+        }
+        self.close(events, &mut is_open).await?;
+        let kind = if finish == Finish::Length { "response.incomplete" } else { "response.completed" };
+        let response = self.response(Some(finish));
+        self.event(events, kind, json!({ "response": response })).await
+    }
+}
+
+impl Answer {
     /// Adds text to the last item, or begins an item. Returns whether an item began.
     fn text_item(&mut self, delta: &Delta) -> bool {
         let (kind, part, new) = match delta {
@@ -307,41 +339,6 @@ impl Answer {
         data["sequence_number"] = json!(self.number);
         self.number += 1;
         events.named(kind, &data).await
-    }
-
-    async fn send(mut self, events: &Events) -> Result<(), Gone> {
-        for kind in ["response.created", "response.in_progress"] {
-            let response = self.response(None);
-            self.event(events, kind, json!({ "response": response })).await?;
-        }
-        let mut finish = Finish::Stop;
-        let mut is_open = false;
-        loop {
-            let piece = match self.run.next().await {
-                Ok(Some(piece)) => piece,
-                Ok(None) => break,
-                Err(error) => {
-                    let mut response = self.response(None);
-                    response["status"] = json!("failed");
-                    response["error"] =
-                        json!({ "code": error.code.unwrap_or(error.kind), "message": error.message });
-                    return self.event(events, "response.failed", json!({ "response": response })).await;
-                }
-            };
-            match piece {
-                ChatPiece::Prompt { .. } => {}
-                ChatPiece::Delta { deltas, .. } => {
-                    for delta in deltas {
-                        self.send_delta(events, delta, &mut is_open).await?;
-                    }
-                }
-                ChatPiece::End { finish: end, .. } => finish = end,
-            }
-        }
-        self.close(events, &mut is_open).await?;
-        let kind = if finish == Finish::Length { "response.incomplete" } else { "response.completed" };
-        let response = self.response(Some(finish));
-        self.event(events, kind, json!({ "response": response })).await
     }
 
     async fn send_delta(&mut self, events: &Events, delta: Delta, is_open: &mut bool) -> Result<(), Gone> {

@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use axum::serve::ListenerExt;
 use mt_data::{ChatTemplate, Tokenizer};
 use mt_engine::serve::Pooling;
 use tokio::{
@@ -20,6 +19,7 @@ use tokio::{
 use crate::{
     access::ApiKeys,
     app::{App, Phase, router},
+    connections,
     error::ApiError,
     fields::Fields,
     generator::Generator,
@@ -111,6 +111,8 @@ pub enum ServerEvent {
     },
     /// The text of a prompt, if the log has prompts.
     Prompt { id: String, prompt: String },
+    /// The server refuses connections beyond this number.
+    Full { max_connections: usize },
     /// A signal has arrived: accepted requests finish.
     Draining { num_active: usize },
     /// The requests that did not finish in time.
@@ -168,6 +170,8 @@ impl Server {
         let threads = std::thread::available_parallelism().map_or(2, |number| number.get().clamp(2, 8));
         let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(threads)
+            // Work on a processor waits here for one, so that more threads would only take memory.
+            .max_blocking_threads(2 * threads + 2)
             .thread_name("server")
             .enable_all()
             .build()
@@ -189,26 +193,19 @@ impl Server {
         listener.set_nonblocking(true).map_err(ServerError::Start)?;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Start)?;
         let address = listener.local_addr().map_err(ServerError::Start)?;
-        // Tokens are small packets, which must not wait for each other.
-        let listener = listener.tap_io(|connection| {
-            // Without the option, answers are only slower.
-            let _ = connection.set_nodelay(true);
-        });
         let (closed, close) = oneshot::channel::<()>();
-        let serving = axum::serve(listener, router(app.clone())).with_graceful_shutdown(async {
+        let close = async {
             // A dropped sender closes, too.
             let _ = close.await;
-        });
-        let serving = tokio::spawn(async move { serving.await });
+        };
+        let serving = tokio::spawn(connections::serve(listener, app.clone(), router(app.clone()), close));
         app.report(ServerEvent::Listening { address });
         stop.await.map_err(ServerError::Run)?;
         drain(&app, drain_time).await;
         drop(closed);
-        match tokio::time::timeout(CLOSING, serving).await {
-            Ok(Ok(result)) => result.map_err(ServerError::Run),
-            // The listener's task was stopped, or clients keep their connections open.
-            Ok(Err(_)) | Err(_) => Ok(()),
-        }
+        // Some clients keep their connections open.
+        let _ = tokio::time::timeout(CLOSING, serving).await;
+        Ok(())
     }
 }
 

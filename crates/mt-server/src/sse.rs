@@ -4,6 +4,7 @@ use std::{
     convert::Infallible,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use axum::{
@@ -62,8 +63,9 @@ impl Events {
     }
 }
 
-/// A response with a stream of events, which `produce` sends in a task of its own. The task ends when the client goes.
-pub fn stream<F>(produce: impl FnOnce(Events) -> F) -> Response<Body>
+/// A response with a stream of events, which `produce` sends in a task of its own. The task ends when the client goes, and
+/// in any case after `time`.
+pub fn stream<F>(time: Duration, produce: impl FnOnce(Events) -> F) -> Response<Body>
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -75,6 +77,7 @@ where
         tokio::select! {
             () = work => {}
             () = watched.gone() => {}
+            () = tokio::time::sleep(time) => {}
         }
     });
     let mut response = Response::new(Body::new(EventBody { receiver }));

@@ -59,6 +59,23 @@ Examples:
   maxtext bench serve --concurrency 1,8,32 --requests 64
   maxtext bench serve --rate 2,4 --prompt-tokens 512 --json";
 
+pub const BENCH_INFERENCE: &str = "\
+Times the engine of `serve` and `decode` on a model, without a server: reading
+prompts of several lengths, the first tokens of several answers to one prompt,
+and the steps in which several answers receive a token each.
+
+The keys are those of `serve` that describe the model and the cache, and
+MaxText's `inference_microbenchmark_*`. Prompts are random tokens, and none is
+found in the prefix cache.";
+
+pub const BENCH_INFERENCE_EXAMPLES: &str = "\
+Examples:
+  maxtext bench inference load_parameters_path=maxtext_output/first
+  maxtext bench inference hf_model_path=Qwen3-0.6B --sequences 1,8 \\
+      inference_microbenchmark_prefill_lengths=128,512
+  maxtext bench inference hf_model_path=Qwen3-0.6B --json \\
+      inference_microbenchmark_stages=generate";
+
 /// The arguments of `maxtext serve`.
 #[derive(Debug, Args)]
 pub struct Serve {
@@ -83,6 +100,9 @@ pub struct Serve {
     /// The requests that may run or wait; more are refused with the status 429
     #[arg(long, value_name = "REQUESTS", default_value_t = 1024, value_parser = at_least_one)]
     pub max_requests: usize,
+    /// The connections that may be open; more are refused with the status 503
+    #[arg(long, value_name = "CONNECTIONS", default_value_t = 4096, value_parser = at_least_one)]
+    pub max_connections: usize,
     /// The time of an answer in seconds, with its time in the queue
     #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = at_least_one)]
     pub answer_seconds: usize,
@@ -101,6 +121,22 @@ pub enum BenchCommand {
     /// Measure the latency and throughput of a running server
     #[command(long_about = BENCH_SERVE, after_help = BENCH_SERVE_EXAMPLES)]
     Serve(BenchServe),
+    /// Time prefill and generation steps of the engine
+    #[command(long_about = BENCH_INFERENCE, after_help = BENCH_INFERENCE_EXAMPLES)]
+    Inference(BenchInference),
+}
+
+/// The arguments of `maxtext bench inference`.
+#[derive(Debug, Args)]
+pub struct BenchInference {
+    /// Numbers of answers that receive their tokens together; by default 1, 8, 32 and 64
+    #[arg(long, value_name = "SEQUENCES", value_delimiter = ',', value_parser = at_least_one)]
+    pub sequences: Vec<usize>,
+    /// Write the results as one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub settings: Settings,
 }
 
 /// The arguments of `maxtext bench serve`.

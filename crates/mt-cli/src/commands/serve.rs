@@ -26,6 +26,8 @@ use crate::{
 
 /// The environment variable with API keys.
 pub const API_KEYS: &str = "MAXTEXT_API_KEYS";
+/// The files that a server opens beside its connections.
+const OTHER_FILES: usize = 128;
 /// The rows of one group.
 const MAX_BATCH: usize = 64;
 /// The keys of `decode` that requests replace.
@@ -107,6 +109,7 @@ pub fn run(mut command: Serve) -> Result<(), Failure> {
         generator,
         limits: ServerLimits {
             max_requests: command.max_requests,
+            max_connections: connections(command.max_connections),
             answer_time: Duration::from_secs(command.answer_seconds as u64),
             drain_time: Duration::from_secs(command.drain_seconds),
             ..ServerLimits::default()
@@ -153,7 +156,24 @@ fn generator(
     Ok((Arc::new(engine), allowed))
 }
 
-fn serve_options(decode: &DecodeConfig, num_choices: usize, prompts: PromptBounds) -> ServeOptions {
+/// The number of connections for which the process has file descriptors.
+fn connections(wanted: usize) -> usize {
+    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let files = limits.lines().find_map(|line| {
+        let words = line.strip_prefix("Max open files")?;
+        words.split_whitespace().next()?.parse::<usize>().ok()
+    });
+    let most = files.map_or(usize::MAX, |files| files.saturating_sub(OTHER_FILES).max(1));
+    if most < wanted {
+        say!(
+            "note: at most {most} connections, because the process may open {} files (`ulimit -n`)",
+            most + OTHER_FILES
+        );
+    }
+    wanted.min(most)
+}
+
+pub fn serve_options(decode: &DecodeConfig, num_choices: usize, prompts: PromptBounds) -> ServeOptions {
     let keys = &decode.serve;
     let page_size = keys.page_size().unwrap_or(ServeOptions::PAGE_SIZE);
     let longest = keys.pages_per_sequence().map_or(usize::MAX, |pages| pages.saturating_mul(page_size));
@@ -168,6 +188,8 @@ fn serve_options(decode: &DecodeConfig, num_choices: usize, prompts: PromptBound
         page_size,
         cache,
         max_sequences: MAX_BATCH,
+        // The server bounds them.
+        max_requests: usize::MAX,
         prefill_chunk_size: keys.prefill_chunk_size,
         enable_prefix_caching: keys.enable_prefix_caching.unwrap_or(defaults.enable_prefix_caching),
         enable_model_warmup: keys.enable_model_warmup,
@@ -228,6 +250,9 @@ pub fn take_options(command: &mut Serve) -> Result<(), Failure> {
     }
     if let Some(requests) = settings.take_option("--max-requests", "REQUESTS")? {
         command.max_requests = number("--max-requests", &requests)?;
+    }
+    if let Some(connections) = settings.take_option("--max-connections", "CONNECTIONS")? {
+        command.max_connections = number("--max-connections", &connections)?;
     }
     if let Some(seconds) = settings.take_option("--answer-seconds", "SECONDS")? {
         command.answer_seconds = number("--answer-seconds", &seconds)?;
@@ -330,6 +355,9 @@ fn report(name: &str, event: &ServerEvent) {
             say!("{id} {outcome}: {num_prompt_tokens} tokens in, {num_answer_tokens} out, {seconds:.3} s");
         }
         ServerEvent::Prompt { id, prompt } => say!("{id} prompt: {prompt:?}"),
+        ServerEvent::Full { max_connections } => {
+            say!("warning: more than {max_connections} connections are open; further ones are refused");
+        }
         ServerEvent::Draining { num_active } => {
             say!("shutting down: {num_active} accepted requests may finish");
         }

@@ -1,9 +1,13 @@
 //! Other programs read the output of this one: Orbax reads checkpoints of real runs, transformers and
 //! PEFT read exported models.
 
+#[cfg(feature = "clients")]
+mod clients;
 #[path = "../../../mt-checkpoint/tests/interop/python.rs"]
 mod python;
 mod serve;
+#[path = "../common/server.rs"]
+mod server;
 mod transformers;
 mod tuned;
 

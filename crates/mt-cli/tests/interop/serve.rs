@@ -2,14 +2,13 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::Command,
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::python;
+use crate::{python, server::Server};
 
 const CLIENTS: &[&str] = &["openai==3.57.0", "anthropic==2.14.0"];
 
@@ -18,68 +17,34 @@ const TEMPLATE: &str = "{% if tools %}<tools>{{ tools | tojson }}</tools><tool_c
                         {% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}\
                         {% if add_generation_prompt %}[assistant]{% endif %}";
 
-/// A running server. It ends with this value.
-struct Server {
-    process: Child,
-    /// A file with the address.
-    url: PathBuf,
-}
-
-impl Server {
-    /// Trains a small model, and serves it.
-    fn start(directory: &Path) -> Self {
-        crate::train(directory, "run", &["max_target_length=512", "steps=3"]);
-        let template = directory.join("template.jinja");
-        fs::write(&template, TEMPLATE).unwrap();
-        let keys = directory.join("keys.txt");
-        fs::write(&keys, "another-key\nkey-of-test\n").unwrap();
-        let mut process = Command::new(env!("CARGO_BIN_EXE_maxtext"))
-            .args(["serve", "--port", "0", "--api-key-file"])
+/// Trains a small model, and serves it. A file has the server's URL.
+fn start(directory: &Path) -> (Server, PathBuf) {
+    crate::train(directory, "run", &["max_target_length=512", "steps=3"]);
+    let template = directory.join("template.jinja");
+    fs::write(&template, TEMPLATE).unwrap();
+    let keys = directory.join("keys.txt");
+    fs::write(&keys, "another-key\nkey-of-test\n").unwrap();
+    let server = Server::start(
+        Command::new(env!("CARGO_BIN_EXE_maxtext"))
+            .args(["serve", "--api-key-file"])
             .arg(keys)
             .arg(format!("load_parameters_path={}", directory.join("run").display()))
-            .arg(format!("chat_template_path={}", template.display()))
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
-        let mut log = String::new();
-        let ready = lines.find_map(|line| {
-            let line = line.unwrap();
-            log += &format!("{line}\n");
-            let (_, rest) = line.split_once("is ready at ")?;
-            rest.split(' ').next().map(str::to_owned)
-        });
-        let address = ready.unwrap_or_else(|| panic!("the server does not start:\n{log}"));
-        // The server must not wait for a reader of its log.
-        std::thread::spawn(move || lines.for_each(drop));
-        let url = directory.join("url.txt");
-        fs::write(&url, address).unwrap();
-        Self { process, url }
-    }
-
-    /// Ends the server as an operator does.
-    fn end(mut self) {
-        let id = self.process.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-        assert!(self.process.wait().unwrap().success());
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It has ended if the test has passed.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+            .arg(format!("chat_template_path={}", template.display())),
+    );
+    let url = directory.join("url.txt");
+    fs::write(&url, server.url()).unwrap();
+    (server, url)
 }
 
 #[test]
 fn clients_of_openai_and_anthropic_are_served() {
     let directory = tempfile::tempdir().unwrap();
-    let server = Server::start(directory.path());
-    let found = python::python(CLIENTS, "serve_clients.py", &[&server.url]);
+    let (server, url) = start(directory.path());
+    let found = python::python(CLIENTS, "serve_clients.py", &[&url]);
     let found: Value = serde_json::from_str(&found).unwrap();
     assert_eq!(found["model"], "run");
+    let (status, refused) = server.post("/v1/completions", &json!({ "prompt": "a" }));
+    assert_eq!((status, &refused["error"]["code"]), (401, &json!("invalid_api_key")), "{refused}");
     // The server continues texts as `decode` does.
     let output = Command::new(env!("CARGO_BIN_EXE_maxtext"))
         .args([
@@ -102,9 +67,9 @@ fn clients_of_openai_and_anthropic_are_served() {
 #[test]
 fn the_chat_page_works_in_a_browser() {
     let directory = tempfile::tempdir().unwrap();
-    let server = Server::start(directory.path());
+    let (server, url) = start(directory.path());
     let pictures = std::env::var_os("SCREENSHOTS").map_or_else(|| directory.path().to_owned(), PathBuf::from);
-    let found = python::python(CLIENTS, "serve_page.py", &[&server.url, &pictures]);
+    let found = python::python(CLIENTS, "serve_page.py", &[&url, &pictures]);
     let found: Value = serde_json::from_str(&found).unwrap();
     assert!(found["note"].as_str().unwrap().contains("tokens/s"), "{found}");
     assert!(pictures.join("chat-dark.png").is_file() && pictures.join("chat-light.png").is_file());

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod batches;
+mod bench;
 mod chat;
 mod compile;
 mod conversations;
@@ -21,6 +22,8 @@ mod resume;
 mod reward;
 mod serve;
 mod served_adapters;
+#[path = "../common/server.rs"]
+mod server;
 mod sft;
 mod stacks;
 mod stop;

@@ -1,78 +1,16 @@
 //! `maxtext serve` with a real model, and `maxtext bench serve` against it.
 
-use std::{
-    io::{BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream},
-    process::{Child, Command},
-};
+use std::{net::TcpListener, process::Command};
 
 use serde_json::{Value, json};
 
-use crate::support::{Sandbox, outcome};
+use crate::{
+    server::Server,
+    support::{Sandbox, outcome},
+};
 
-/// A running server, which ends with this value.
-pub struct Server {
-    process: Child,
-    address: String,
-}
-
-impl Server {
-    fn start(sandbox: &Sandbox, keys: &[&str]) -> Self {
-        Self::start_of(sandbox, "run", keys)
-    }
-
-    pub fn start_of(sandbox: &Sandbox, run: &str, keys: &[&str]) -> Self {
-        let run = format!("load_parameters_path=runs/{run}");
-        let arguments = [&["serve", &run, "--port", "0"], keys].concat();
-        let mut process = sandbox.program(&arguments).spawn().unwrap();
-        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
-        let mut log = String::new();
-        let ready = lines.find_map(|line| {
-            let line = line.unwrap();
-            log += &format!("{line}\n");
-            let (_, rest) = line.split_once("is ready at http://")?;
-            rest.split(' ').next().map(str::to_owned)
-        });
-        let address = ready.unwrap_or_else(|| panic!("the server does not start:\n{log}"));
-        // The server must not wait for a reader of its log.
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { process, address }
-    }
-
-    /// The status and the JSON of a response.
-    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        self.request("POST", path, &body.to_string())
-    }
-
-    pub fn request(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        )
-        .unwrap();
-        let mut reply = String::new();
-        stream.read_to_string(&mut reply).unwrap();
-        let status = reply.split(' ').nth(1).unwrap().parse().unwrap();
-        let (_, body) = reply.split_once("\r\n\r\n").unwrap();
-        (status, serde_json::from_str(body).unwrap_or_else(|_| panic!("{reply}")))
-    }
-
-    /// Ends the server as an operator does.
-    pub fn end(mut self) {
-        let id = self.process.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-        assert!(self.process.wait().unwrap().success());
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It has ended if the test has passed.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+fn start(sandbox: &Sandbox, keys: &[&str]) -> Server {
+    Server::start(&mut sandbox.program(&[&["serve", "load_parameters_path=runs/run"], keys].concat()))
 }
 
 #[test]
@@ -86,7 +24,7 @@ fn a_run_is_served() {
             .succeeded();
     let decoded: Value = serde_json::from_str(&decoded.output).unwrap();
 
-    let server = Server::start(&sandbox, &[]);
+    let server = start(&sandbox, &[]);
     let asked = |extra: Value| {
         let mut body = json!({ "prompt": "the river", "max_tokens": 10, "temperature": 0 });
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -117,7 +55,7 @@ fn a_run_is_served() {
     });
     assert!(sums[0] >= sums[1] && wide["choices"][0]["text"] != wide["choices"][1]["text"], "{wide}");
 
-    let url = format!("http://{}", server.address);
+    let url = server.url();
     let bench = [
         "bench",
         "serve",
@@ -192,7 +130,7 @@ fn keys_set_pieces_and_pages() {
     let decoded: Value = serde_json::from_str(&decoded.output).unwrap();
     // Five pages of 8 tokens hold sequences of 40.
     let keys = ["prefill_chunk_size=4", "pagedattn_tokens_per_page=8", "pagedattn_num_pages=5"];
-    let server = Server::start(&sandbox, &keys);
+    let server = start(&sandbox, &keys);
     for _ in 0..2 {
         let body = json!({ "prompt": "the river", "max_tokens": 10, "temperature": 0 });
         let (status, answer) = server.post("/v1/completions", &body);
@@ -200,6 +138,103 @@ fn keys_set_pieces_and_pages() {
     }
     let (status, long) = server.post("/v1/completions", &json!({ "prompt": "x".repeat(50) }));
     assert_eq!((status, &long["error"]["code"]), (400, &json!("context_length_exceeded")), "{long}");
+    server.end();
+}
+
+/// Fields of a request, with others added or replaced.
+fn with(mut body: Value, extra: &Value) -> Value {
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+/// Checks that a request ends with OpenAI's error object.
+fn check_refused(server: &Server, path: &str, body: &Value, expected: (u16, Value, &str)) {
+    let (status, parameter, fragment) = expected;
+    let (found, answer) = server.post(path, body);
+    assert_eq!(found, status, "{body}: {answer}");
+    let error = &answer["error"];
+    assert!(error["message"].as_str().unwrap().contains(fragment), "{body}: {answer}");
+    assert_eq!(error["param"], parameter, "{body}: {answer}");
+}
+
+#[test]
+fn wrong_completions_are_refused() {
+    let sandbox = Sandbox::new();
+    sandbox.train("run", &["steps=1", "max_target_length=64"]).succeeded();
+    let server = start(&sandbox, &[]);
+    let right = json!({ "prompt": "ab", "max_tokens": 4 });
+    for (extra, parameter, fragment) in [
+        (json!({ "prompt": "x".repeat(500) }), json!(null), "at most 63 fit"),
+        (json!({ "prompt": [[5, 6], [260]] }), json!("prompt"), "no token id below 260"),
+        (json!({ "prompt": [] }), json!("prompt"), "empty list"),
+        (json!({ "prompt": [[]] }), json!(null), "no token"),
+        (json!({ "min_tokens": 5 }), json!("min_tokens"), "`min_tokens` is 5, but `max_tokens` is 4"),
+        (json!({ "temperature": -1 }), json!("temperature"), "between 0 and 100"),
+        (json!({ "temperature": "hot" }), json!("temperature"), "not a number"),
+        (json!({ "top_p": 0 }), json!("top_p"), "above 0"),
+        (json!({ "top_p": 1.5 }), json!("top_p"), "between 0 and 1"),
+        (json!({ "repetition_penalty": 0 }), json!("repetition_penalty"), "above 0"),
+        (json!({ "n": 0 }), json!("n"), "at least 1"),
+        (json!({ "n": 129 }), json!("n"), "at most 128 answers"),
+        (json!({ "n": 2, "best_of": 3 }), json!("best_of"), "best_of"),
+        (json!({ "logprobs": 21 }), json!("logprobs"), "at most 20"),
+        (json!({ "allowed_token_ids": [] }), json!("allowed_token_ids"), "allows no answer"),
+        (
+            json!({ "allowed_token_ids": [100], "bad_words": ["a"] }),
+            json!(null),
+            "all allowed tokens are banned",
+        ),
+        (json!({ "logit_bias": { "999": 1 } }), json!("logit_bias"), "no token id below 260"),
+        (json!({ "stop": [""] }), json!("stop"), "empty text"),
+        (json!({ "stream_options": { "include_usage": true } }), json!("stream_options"), "needs `stream`"),
+        (json!({ "temprature": 1 }), json!("temprature"), "unknown parameter"),
+        (json!({ "suffix": "z" }), json!("suffix"), "not available"),
+        (
+            json!({ "structured_outputs": { "regex": "(" } }),
+            json!("structured_outputs"),
+            "structured_outputs",
+        ),
+        (
+            json!({ "structured_outputs": { "json": { "type": 3 } } }),
+            json!("structured_outputs"),
+            "structured_outputs",
+        ),
+        (json!({ "guided_regex": "a", "guided_json": {} }), json!("guided_json"), "send one of them"),
+    ] {
+        let body = with(right.clone(), &extra);
+        check_refused(&server, "/v1/completions", &body, (400, parameter, fragment));
+    }
+    let other = with(right.clone(), &json!({ "model": "other" }));
+    check_refused(&server, "/v1/completions", &other, (404, json!("model"), "`other` does not exist"));
+    // The server goes on.
+    assert_eq!(server.post("/v1/completions", &right).0, 200);
+    server.end();
+}
+
+#[test]
+fn wrong_conversations_are_refused() {
+    let sandbox = Sandbox::new();
+    sandbox.train("run", &["steps=1", "max_target_length=64"]).succeeded();
+    let template = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}";
+    std::fs::write(sandbox.path("template.jinja"), template).unwrap();
+    let server = start(&sandbox, &["chat_template_path=template.jinja"]);
+    let right = json!({ "messages": [{ "role": "user", "content": "a" }], "max_tokens": 4 });
+    let bad =
+        json!({ "type": "json_schema", "json_schema": { "schema": { "type": "object", "required": 3 } } });
+    for (extra, parameter, fragment) in [
+        (json!({ "response_format": bad }), json!("response_format"), "response_format"),
+        (json!({ "top_logprobs": 2 }), json!("top_logprobs"), "needs `logprobs`"),
+        (json!({ "messages": [] }), json!("messages"), "empty"),
+        (json!({ "messages": [{ "role": "king", "content": "a" }] }), json!("messages[0]"), "unknown role"),
+        (json!({ "max_tokens": 0 }), json!("max_tokens"), "at least 1"),
+    ] {
+        let body = with(right.clone(), &extra);
+        check_refused(&server, "/v1/chat/completions", &body, (400, parameter, fragment));
+    }
+    let (status, answer) =
+        server.post("/v1/messages", &json!({ "messages": [{ "role": "user", "content": "a" }] }));
+    assert_eq!((status, &answer["error"]["type"]), (400, &json!("invalid_request_error")), "{answer}");
+    assert_eq!(server.post("/v1/chat/completions", &right).0, 200);
     server.end();
 }
 
@@ -217,6 +252,12 @@ fn mistakes_are_refused() {
     check(&["--port", "99999"], &["`--port` is `99999`"]);
     check(&["--api-key-file", "missing"], &["cannot read the API keys in `missing`"]);
     check(&["use_chat_template=true", "--port", "0"], &["the tokenizer", "has none"]);
+    check(&["prefix_caching_hbm_byte=1", "--port", "0"], &["page"]);
+    check(&["pagedattn_num_pages=1", "pagedattn_tokens_per_page=1", "--port", "0"], &["page"]);
+    check(
+        &["prefix_caching_hbm_byte=60_000_000_000", "max_target_length=2_000_000", "--port", "0"],
+        &["memory"],
+    );
     let sizes = ["prefix_caching_hbm_byte=1e6", "pagedattn_num_pages=4", "--port", "0"];
     check(&sizes, &["`prefix_caching_hbm_byte` is", "`pagedattn_num_pages` is `4`"]);
     check(&["prefix_caching_dram_byte=1e6", "--port", "0"], &["prefix caches in host memory are not built"]);

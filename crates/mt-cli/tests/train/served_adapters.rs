@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::{
-    serve::Server,
+    server::Server,
     support::{Sandbox, outcome},
 };
 
@@ -43,7 +43,8 @@ fn adapters_answer_by_name() {
     let of_tuned = decoded(&sandbox, &["lora.enable_lora=true", "lora.lora_restore_path=peft"]);
     assert_ne!(of_base, of_tuned, "the adapters change the answer");
     let options = ["--adapter", "run=runs/tuned", "--lora-modules", "peft=peft", "--pooling", "mean"];
-    let server = Server::start_of(&sandbox, "base", &options);
+    let serve = [&["serve", "load_parameters_path=runs/base"], &options[..]].concat();
+    let server = Server::start(&mut sandbox.program(&serve));
     let (_, list) = server.request("GET", "/v1/models", "");
     let models: Vec<[&Value; 3]> = list["data"]
         .as_array()

@@ -5,6 +5,7 @@
 
 mod ahead;
 mod architecture;
+mod benchmark;
 mod blocks;
 mod choices;
 mod context;
@@ -45,6 +46,7 @@ pub use architecture::{
     AttentionGroup, CompressedGroup, GatedDeltaGroup, HyperConnectionGroup, IndexerGroup, LatentGroup,
     PositionGroup,
 };
+pub use benchmark::{InferenceBenchmarkGroup, InferenceStage};
 pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
     AttentionKind, AttentionType, BaseCodes, CanvasPolicy, ContextAxis, ContextStrategy, DataFormat,
@@ -110,6 +112,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("ContextGroup", ContextGroup::KEYS, "train"),
     ("DecodeGroup", DecodeGroup::KEYS, "decode"),
     ("ServeGroup", ServeGroup::KEYS, "serve"),
+    ("InferenceBenchmarkGroup", InferenceBenchmarkGroup::KEYS, "bench inference"),
     ("LogitsGroup", LogitsGroup::KEYS, "logits"),
     ("MonitorGroup", MonitorGroup::KEYS, "train"),
     ("DebugGroup", DebugGroup::KEYS, "train and decode"),

@@ -3,7 +3,6 @@
 pub(crate) const ADAPTERS_BY_OTHER_KEYS: &str = "further ways to name adapters";
 pub(crate) const ARRAY_RECORD: &str = "data in ArrayRecord files";
 pub(crate) const AUDIO_MODELS: &str = "audio models";
-pub(crate) const BENCHMARKS_OF_INFERENCE: &str = "benchmarks of inference";
 pub(crate) const BLOCK_DIFFUSION: &str = "generation by block diffusion";
 pub(crate) const BLOCKS_UNLIKE_THEIR_FAMILYS: &str = "changes to a family's blocks";
 pub(crate) const CLOUD_STORAGE: &str = "cloud storage";

@@ -255,7 +255,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "inference_server",
                 "MaxtextInterleavedServer",
                 "Placement of prefill and generation in a server: on the same devices \
-                 (`MaxtextInterleavedServer`) or on separate slices.",
+                 (`MaxtextInterleavedServer`, which is what `maxtext serve` does) or on separate slices.",
             )
             .refused(features::SERVING_ON_SEPARATE_SLICES)
             .acts_on("server")
@@ -282,51 +282,45 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "inference_microbenchmark_prefill_lengths",
                 "64,128,256,512,1024",
-                "Lengths of the prompts that are timed, in tokens, separated by commas.",
+                "Lengths of the prompts that `maxtext bench inference` times, in tokens, separated by commas. Default lengths \
+                 beyond the context are left out.",
             )
-            .refused(features::BENCHMARKS_OF_INFERENCE)
             .acts_on("decoding")
             .may_change(),
             Key::text(
                 "inference_microbenchmark_stages",
                 "prefill,generate",
-                "Stages of inference that are timed, `prefill` and `generate`, separated by commas.",
+                "Stages of inference that `maxtext bench inference` times, `prefill` and `generate`, separated by commas.",
             )
-            .refused(features::BENCHMARKS_OF_INFERENCE)
             .acts_on("decoding")
             .may_change(),
             Key::integer(
                 "inference_microbenchmark_loop_iters",
                 10,
-                "Number of times each stage is run and timed.",
+                "Number of times that `maxtext bench inference` runs and times each stage.",
             )
             .at_least(1.0)
-            .refused(features::BENCHMARKS_OF_INFERENCE)
             .acts_on("decoding")
             .may_change(),
             Key::text(
                 "inference_microbenchmark_log_file_path",
                 "",
-                "File that receives the results of a benchmark as JSON; empty for none.",
+                "File that receives the results of `maxtext bench inference` as JSON; empty for none.",
             )
-            .refused(features::BENCHMARKS_OF_INFERENCE)
             .acts_on("decoding")
             .run_level(),
             Key::integers(
                 "inference_microbenchmark_num_samples",
                 &[1, 2, 3, 4, 5],
-                "Numbers of answers per prompt for which sampling is timed.",
+                "Numbers of answers to one prompt whose first tokens `maxtext bench inference` times together.",
             )
-            .refused(features::BENCHMARKS_OF_INFERENCE)
             .acts_on("decoding")
             .may_change(),
             Key::text(
                 "inference_metadata_file",
                 "",
-                "JSON file with properties of machine and model that are added to the results of a \
-                 benchmark.",
+                "JSON file with an object, such as properties of the machine, that `maxtext bench inference` adds to its results.",
             )
-            .refused(features::BENCHMARKS_OF_INFERENCE)
             .acts_on("decoding")
             .run_level(),
             Key::boolean(

@@ -2,11 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{
-    body::Body,
-    extract::{Extension, State},
-    http::Response,
-};
+use axum::{body::Body, http::Response};
 use mt_engine::serve::TokenLogProbability;
 use serde_json::{Value, json};
 
@@ -14,42 +10,14 @@ use super::{ChatInput, ChatPiece, ChatRun, Delta};
 use crate::{
     app::{App, Call, now, ok},
     completions::{Streaming, prompt_entry},
+    endpoint::Endpoint,
     error::{ApiError, Result},
     fields::Fields,
     generation::Finish,
     log_probabilities::chat_entry,
     parameters::{Parameters, check_top},
-    sse::{self, Events, Gone},
+    sse::{Events, Gone},
 };
-
-/// Answers a request.
-pub async fn handle(
-    State(app): State<Arc<App>>,
-    Extension(call): Extension<Call>,
-    body: Body,
-) -> Result<Response<Body>> {
-    let fields = app.fields(body).await?;
-    let (input, parameters, streaming) = read(&app, &fields)?;
-    drop(fields);
-    let answers = Answers {
-        id: app.new_id("chatcmpl"),
-        created: now(),
-        has_log_probabilities: parameters.log_probabilities.is_some(),
-        has_prompt: parameters.prompt_log_probabilities.is_some(),
-        has_ids: parameters.return_token_ids,
-        num_answers: parameters.num_answers,
-        streaming,
-        run: ChatRun::start(&app, &call, input, parameters).await?,
-        app,
-    };
-    if streaming.stream {
-        return Ok(sse::stream(|events| async move {
-            // The client has gone.
-            let _ = answers.send(&events).await;
-        }));
-    }
-    answers.collect().await
-}
 
 fn read(app: &App, fields: &Fields) -> Result<(ChatInput, Parameters, Streaming)> {
     app.check_model(fields)?;
@@ -88,7 +56,7 @@ fn read(app: &App, fields: &Fields) -> Result<(ChatInput, Parameters, Streaming)
 }
 
 /// The answers in progress.
-struct Answers {
+pub struct Answers {
     app: Arc<App>,
     run: ChatRun,
     id: String,
@@ -111,13 +79,29 @@ struct Choice {
     reason: Option<&'static str>,
 }
 
-impl Answers {
-    fn call(&self, call: &super::tools::ToolCall) -> Value {
-        json!({
-            "id": self.app.new_id("call"),
-            "type": "function",
-            "function": { "name": call.name, "arguments": call.arguments },
+impl Endpoint for Answers {
+    type Asked = (ChatInput, Parameters, Streaming);
+
+    fn read(app: &App, fields: &Fields) -> Result<Self::Asked> {
+        read(app, fields)
+    }
+
+    async fn start(app: &Arc<App>, call: &Call, (input, parameters, streaming): Self::Asked) -> Result<Self> {
+        Ok(Self {
+            id: app.new_id("chatcmpl"),
+            created: now(),
+            has_log_probabilities: parameters.log_probabilities.is_some(),
+            has_prompt: parameters.prompt_log_probabilities.is_some(),
+            has_ids: parameters.return_token_ids,
+            num_answers: parameters.num_answers,
+            streaming,
+            run: ChatRun::start(app, call, input, parameters).await?,
+            app: app.clone(),
         })
+    }
+
+    fn is_streamed(&self) -> bool {
+        self.streaming.stream
     }
 
     async fn collect(mut self) -> Result<Response<Body>> {
@@ -163,38 +147,6 @@ impl Answers {
             body["prompt_token_ids"] = json!(self.run.prompt);
         }
         Ok(ok(&body))
-    }
-
-    fn choice(&self, index: usize, choice: Choice) -> Value {
-        let content = if choice.content.is_empty() && !choice.calls.is_empty() {
-            Value::Null
-        } else {
-            Value::from(choice.content)
-        };
-        let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
-        if !choice.reasoning.is_empty() {
-            message["reasoning"] = json!(choice.reasoning);
-            message["reasoning_content"] = json!(choice.reasoning);
-        }
-        if !choice.calls.is_empty() {
-            message["tool_calls"] = json!(choice.calls);
-        }
-        let log_probabilities = if self.has_log_probabilities {
-            json!({ "content": choice.log_probabilities })
-        } else {
-            Value::Null
-        };
-        let mut object = json!({
-            "index": index,
-            "message": message,
-            "logprobs": log_probabilities,
-            "finish_reason": choice.reason,
-            "stop_reason": null,
-        });
-        if self.has_ids {
-            object["token_ids"] = json!(choice.token_ids);
-        }
-        object
     }
 
     async fn send(mut self, events: &Events) -> Result<(), Gone> {
@@ -244,6 +196,48 @@ impl Answers {
             events.data(&body).await?;
         }
         events.done().await
+    }
+}
+
+impl Answers {
+    fn call(&self, call: &super::tools::ToolCall) -> Value {
+        json!({
+            "id": self.app.new_id("call"),
+            "type": "function",
+            "function": { "name": call.name, "arguments": call.arguments },
+        })
+    }
+
+    fn choice(&self, index: usize, choice: Choice) -> Value {
+        let content = if choice.content.is_empty() && !choice.calls.is_empty() {
+            Value::Null
+        } else {
+            Value::from(choice.content)
+        };
+        let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+        if !choice.reasoning.is_empty() {
+            message["reasoning"] = json!(choice.reasoning);
+            message["reasoning_content"] = json!(choice.reasoning);
+        }
+        if !choice.calls.is_empty() {
+            message["tool_calls"] = json!(choice.calls);
+        }
+        let log_probabilities = if self.has_log_probabilities {
+            json!({ "content": choice.log_probabilities })
+        } else {
+            Value::Null
+        };
+        let mut object = json!({
+            "index": index,
+            "message": message,
+            "logprobs": log_probabilities,
+            "finish_reason": choice.reason,
+            "stop_reason": null,
+        });
+        if self.has_ids {
+            object["token_ids"] = json!(choice.token_ids);
+        }
+        object
     }
 
     async fn event(

@@ -70,6 +70,7 @@ fn arguments(command: &Command, path: &[&str], given: &[String], current: &str) 
             "train" | "sft" | "dpo" | "reward" | "distill" | "decode" | "chat" | "serve" | "estimate"
             | "compile" | "logits",
         ]
+        | ["bench", "inference"]
         | ["data", "show" | "save-logits"]
         | ["config", "show"]
         | ["checkpoint", "export" | "import"]

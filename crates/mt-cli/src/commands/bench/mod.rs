@@ -1,5 +1,7 @@
 //! `maxtext bench`.
 
+mod inference;
+
 use std::env;
 
 use mt_server::bench::{Arrival, Load, LoadReport, Quantiles, run as put};
@@ -14,6 +16,7 @@ use crate::{
 pub fn run(command: BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::Serve(command) => serve(&command),
+        BenchCommand::Inference(command) => inference::run(command),
     }
 }
 
