@@ -397,7 +397,8 @@ impl Config {
         saved_num_devices: usize,
     ) -> Vec<Difference> {
         const ACCUMULATION: &str = "gradient_accumulation_steps";
-        let is_own = |key: &Key| !key.may_change_on_resume && key.name != ACCUMULATION;
+        let acts = |key: &Key| !matches!(key.class, Class::NoEffectHere(_));
+        let is_own = |key: &Key| acts(key) && !key.may_change_on_resume && key.name != ACCUMULATION;
         let mut conflicts: Vec<Difference> =
             saved.differences(self).into_iter().filter(|difference| is_own(difference.key)).collect();
         let accumulation = |config: &Self| config.entry(ACCUMULATION).value.as_f64().unwrap_or(1.0);

@@ -45,6 +45,8 @@ pub struct Request {
     pub description: Option<ModelDescription>,
     /// The model of the run whose weights are loaded, below all other layers.
     pub model_of_run: Option<ModelDescription>,
+    /// Keys with their values, above all other layers. They may change a model that they name.
+    pub overrides: Vec<(String, Value)>,
 }
 
 /// The model that a file beside published weights describes.
@@ -205,7 +207,13 @@ impl Config {
             && arguments.iter().chain(&environment).all(about_the_run);
         files.splice(0..0, PresetCommand::layers(request.command, quick_start));
 
-        let of_student = teacher::of_student(files.iter().flatten().chain(&environment).chain(&arguments));
+        let mut of_student =
+            teacher::of_student(files.iter().flatten().chain(&environment).chain(&arguments));
+        of_student.extend(request.overrides.iter().map(|(name, value)| Setting {
+            name: name.clone(),
+            value: value.clone(),
+            origin: Origin::Argument,
+        }));
         arguments.retain(|setting| of_student.iter().all(|other| other.name != setting.name));
 
         let mut merge =
@@ -455,7 +463,10 @@ impl Merge {
         let Some(key) = table::lookup(outer).filter(|key| key.kind == Kind::Mapping) else { return false };
         let entry = self.config.entries.get_mut(key.name).expect("every key has an entry");
         if let Value::Object(mapping) = &mut entry.value {
-            mapping.insert(inner.to_owned(), yaml::scalar(&setting.value));
+            // A key of a model has the type of that key, so that a path of digits stays a text.
+            let typed = table::canonical(inner).filter(|_| key.name == teacher::TEACHER);
+            let typed = typed.and_then(|key| coerce(key, &setting.value).ok());
+            mapping.insert(inner.to_owned(), typed.unwrap_or_else(|| yaml::scalar(&setting.value)));
             entry.origin = setting.origin.clone();
         }
         self.refuse_secrets(key);

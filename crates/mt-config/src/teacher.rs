@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 
 use crate::{
-    coerce::{coerce, value_text},
+    coerce::coerce,
     config::Config,
     error::ConfigError,
     groups::{expand_home, run_directory_of, saved_config_path},
     resolve::{ModelDescription, Request},
     table,
-    yaml::{Setting, scalar},
+    yaml::Setting,
 };
 
 /// The keys that only the student takes.
@@ -34,7 +34,7 @@ pub(crate) fn of_student<'a>(settings: impl Iterator<Item = &'a Setting>) -> Vec
     for setting in settings {
         let nested = setting.name.strip_prefix(STUDENT).and_then(|rest| rest.strip_prefix('.'));
         let given: Vec<(String, Value)> = match nested {
-            Some(name) => vec![(name.to_owned(), scalar(&setting.value))],
+            Some(name) => vec![(name.to_owned(), setting.value.clone())],
             None if setting.name == STUDENT => {
                 held.clear();
                 match coerce(key, &setting.value) {
@@ -114,16 +114,14 @@ impl Config {
                 !WEIGHTS.iter().any(|name| is_own(name)) && !overrides.keys().any(|name| is_own(name))
             })
         });
-        let arguments = &mut request.arguments;
-        arguments.push(format!("{STUDENT}={{}}"));
-        arguments.extend(WEIGHTS.iter().map(|key| format!("{key}=")));
-        if is_described {
-            let shared = SHARED.map(|key| format!("{key}={}", value_text(&self.entry(key).value)));
-            arguments.extend(shared);
-        }
-        // They may change a model that they name, as those of a student may.
-        let nested = |(name, value): (&String, &Value)| format!("{STUDENT}.{name}={}", value_text(value));
-        arguments.extend(overrides.iter().map(nested));
+        request.arguments.push(format!("{STUDENT}={{}}"));
+        let cleared = WEIGHTS.iter().map(|key| ((*key).to_owned(), Value::from("")));
+        let shared = SHARED.iter().filter(|_| is_described);
+        let shared = shared.map(|key| ((*key).to_owned(), self.entry(key).value.clone()));
+        let key = |name: &str| table::canonical(name).map(|key| key.name);
+        let is_given = |name: &str| overrides.keys().any(|given| key(given) == key(name));
+        request.overrides = cleared.chain(shared).filter(|(name, _)| !is_given(name)).collect();
+        request.overrides.extend(overrides.clone());
         Self::resolve(&request).map(Some)
     }
 }
@@ -153,6 +151,25 @@ mod tests {
         assert_eq!(of(&config, "load_parameters_path"), "small");
         assert_eq!(of(&teacher, "load_parameters_path"), "large");
         assert_eq!((of(&teacher, "base_emb_dim"), of(&teacher, "base_mlp_dim")), (128.into(), 512.into()));
+    }
+
+    #[test]
+    fn values_keep_their_types() {
+        let check = |arguments: &[&str], key: &str, expected: Value| {
+            let arguments =
+                [&["dataset_type=synthetic", "teacher_overrides.load_parameters_path=large"], arguments];
+            let teacher = resolved(&arguments.concat(), &[]).teacher().unwrap().unwrap();
+            assert_eq!(teacher.entry(key).value, expected, "{arguments:?}");
+        };
+        check(&["teacher_overrides.load_parameters_path=007"], "load_parameters_path", "007".into());
+        check(&["teacher_overrides={load_parameters_path: '1e3'}"], "load_parameters_path", "1e3".into());
+        check(&["teacher_overrides.base_emb_dim=64"], "base_emb_dim", 64.into());
+        check(
+            &["teacher_overrides.normalization_layer_epsilon=1e-5"],
+            "normalization_layer_epsilon",
+            1e-5.into(),
+        );
+        check(&["teacher_overrides.dtype=float32", "dtype=bfloat16"], "dtype", "float32".into());
     }
 
     #[test]

@@ -116,6 +116,7 @@ fn records_that_are_no_examples_are_named() {
     );
     check(Some("llama3"), json!({"messages": "Hi"}), "does not hold a list of messages");
     check(Some("llama3"), json!({"prompt": 3, "completion": "a"}), "neither a text nor a list of messages");
+    check(None, json!({"prompt": "a", "completion": 3}), "`completion` holds neither a text nor a list");
 }
 
 /// A template that leaves reasoning out of earlier answers changes them when the conversation continues.

@@ -2,15 +2,19 @@
 
 use mt_config::DistillationGroup;
 use mt_models::Model;
+use mt_nn::ParamSpec;
 use mt_runtime::{Array, Runtime};
-use serde_json::Value;
 
 use crate::{
     TrainError,
+    derived::Derived,
+    name_pairs::{Names, name_pairs},
     objective::{FrozenModel, FrozenSource},
     state::TrainState,
     update::stored_names,
 };
+
+pub(crate) const COPY_MAP: &str = "distill_weights_copy_map";
 
 /// A parameter of the teacher and the student's parameter that begins with its values, by their indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,52 +23,57 @@ pub(crate) struct Copied {
     pub to: usize,
 }
 
-/// The parameters that a configuration copies.
+/// The teacher, if its model runs.
+pub(crate) fn teacher_of(frozen: &[FrozenModel]) -> Option<&dyn Model> {
+    match frozen.first() {
+        Some(FrozenModel { source: FrozenSource::Loaded { model, .. }, .. }) => Some(&**model),
+        _ => None,
+    }
+}
+
+/// The parameters that a configuration copies. Those that `derived` copies into learned maps are not among them.
 ///
 /// # Errors
-/// A model has no parameter of that name, or the parameters differ in shape or type.
+/// A model has no parameter of that name, or the parameters differ in shape or type; a parameter is derived from others.
 pub(crate) fn copied(
     group: &DistillationGroup,
     student: &dyn Model,
     frozen: &[FrozenModel],
+    derived: &Derived,
 ) -> Result<Vec<Copied>, TrainError> {
-    let Some(FrozenModel { source: FrozenSource::Loaded { model: teacher, .. }, .. }) = frozen.first() else {
-        return Ok(Vec::new());
-    };
-    let names = [stored_names(&**teacher), stored_names(student)];
+    let Some(teacher) = teacher_of(frozen) else { return Ok(Vec::new()) };
+    let [of_teacher, own] = [stored_names(teacher), stored_names(student)];
+    let targets = [own.clone(), derived.names_of_frozen()].concat();
     let specs = [teacher.parameters(), student.parameters()];
-    let wrong = |problem: String| TrainError::CopiedWeights { problem };
-    let find = |whose: &str, names: &[String], name: &str| {
-        names.iter().position(|known| known == name).ok_or_else(|| {
-            let near = mt_config::nearest_names(name, names.iter().map(String::as_str));
-            let near: Vec<String> = near.iter().map(|name| format!("`{name}`")).collect();
-            let hint = match near.is_empty() {
-                true => format!("its parameters are such as `{}`", names.last().map_or("", String::as_str)),
-                false => format!("did you mean {}?", near.join(" or ")),
-            };
-            wrong(format!("the {whose} has no parameter `{name}`\nhint: {hint}"))
-        })
-    };
-    let pair = |(from, to): (&String, &Value)| {
-        let to = to.as_str().ok_or_else(|| {
-            let hint = "write the name of a parameter of the student, such as `{\"decoder/decoder_norm/scale\": \
-                        \"decoder/decoder_norm/scale\"}`";
-            wrong(format!("`{from}` is mapped to `{to}`, which is no name\nhint: {hint}"))
-        })?;
-        let copied = Copied { from: find("teacher", &names[0], from)?, to: find("student", &names[1], to)? };
-        let [one, other] = [&specs[0][copied.from].1, &specs[1][copied.to].1];
-        if (one.dims(), one.dtype) != (other.dims(), other.dtype) {
-            let shape = |spec: &mt_nn::ParamSpec| format!("{}{:?}", spec.dtype, spec.dims());
+    let wrong = |problem: String| TrainError::StudentWeights { key: COPY_MAP, problem };
+    let pairs = name_pairs(
+        COPY_MAP,
+        &group.distill_weights_copy_map,
+        &Names { of: "teacher", names: &of_teacher },
+        &Names { of: "student", names: &targets },
+    )?;
+    let copied = pairs.into_iter().filter(|(_, to)| *to < own.len()).map(|(from, to)| {
+        if let Some(reason) = derived.origin_of(to) {
             return Err(wrong(format!(
-                "`{from}` of the teacher is `{}`, but `{to}` of the student is `{}`\nhint: copy parameters of the same \
+                "`{}` of the student is not copied, because {reason}\nhint: leave it out",
+                own[to]
+            )));
+        }
+        let [one, other] = [&specs[0][from].1, &specs[1][to].1];
+        if (one.dims(), one.dtype) != (other.dims(), other.dtype) {
+            let shape = |spec: &ParamSpec| format!("{}{:?}", spec.dtype, spec.dims());
+            return Err(wrong(format!(
+                "`{}` of the teacher is `{}`, but `{}` of the student is `{}`\nhint: copy parameters of the same \
                  shape and type (`weight_dtype`)",
+                of_teacher[from],
                 shape(one),
+                own[to],
                 shape(other)
             )));
         }
-        Ok(copied)
-    };
-    group.distill_weights_copy_map.iter().map(pair).collect()
+        Ok(Copied { from, to })
+    });
+    copied.collect()
 }
 
 /// Copies parameters of a teacher into the state of a fresh run. `teacher` are all its parameters.

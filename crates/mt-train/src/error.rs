@@ -85,8 +85,8 @@ pub enum TrainError {
         "the configuration names no teacher that runs, whose logits could be written\nhint: name a run, a checkpoint or a published model: `teacher_overrides.load_parameters_path=…`, without `offline_data_dir`"
     )]
     NoTeacher,
-    #[error("`distill_weights_copy_map` cannot be applied: {problem}")]
-    CopiedWeights { problem: String },
+    #[error("`{key}` cannot be applied: {problem}")]
+    StudentWeights { key: &'static str, problem: String },
     #[error(
         "the student's own answers are requested (`distill_student_answers`), but nothing can generate them"
     )]
@@ -126,7 +126,7 @@ impl TrainError {
             | Self::NotGoodput { .. }
             | Self::SingleJudgedAnswer
             | Self::NoTeacher
-            | Self::CopiedWeights { .. }
+            | Self::StudentWeights { .. }
             | Self::NoGenerator
             | Self::NoBatch => true,
             Self::Data(error) => error.is_user_error(),

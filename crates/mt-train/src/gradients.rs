@@ -12,6 +12,7 @@ use mt_nn::{
 use mt_shape::{Axis, DType, LogicalAxis, Path, axis};
 use mt_trace::{Key, Region, ScanOptions, Tensor};
 
+use crate::derived::Derived;
 use crate::objective::{
     BatchArray, BatchTensors, BoundModel, FrozenModel, MetricName, ModelUse, Models, NamedTensors, Objective,
 };
@@ -22,6 +23,7 @@ pub(crate) struct LossRule {
     pub objective: Arc<dyn Objective>,
     pub model: Arc<dyn Model>,
     pub frozen: Arc<[FrozenModel]>,
+    pub derived: Arc<Derived>,
     /// The model that computes an array of batches before training ([`Objective::precomputed`]).
     pub precomputed: Option<FrozenModel>,
     pub usage: ModelUse,
@@ -95,6 +97,11 @@ struct Slice<L> {
 const MICRO_BATCH: &str = "micro_batch";
 
 impl LossRule {
+    /// The parameters to differentiate: those of the model, and the arrays of learned maps.
+    pub fn specs(&self) -> Vec<(Path, ParamSpec)> {
+        self.derived.all_specs(&*self.model)
+    }
+
     /// The logical names of an array's axes.
     pub fn logical_axes(&self, array: &BatchArray) -> Vec<Option<LogicalAxis>> {
         array.axes.iter().map(|axis| self.logical_axis(axis)).collect()
@@ -109,7 +116,8 @@ impl LossRule {
         }
     }
 
-    /// The gradients of a batch's loss with respect to the parameters that `specs` describes, and the loss itself.
+    /// The gradients of a batch's loss with respect to the parameters that `specs` describes ([`Self::specs`]), and the loss
+    /// itself.
     ///
     /// The loss is that of the whole batch, whatever the number of micro-batches: each row or token has the same weight
     /// in any micro-batch, because the weights of the whole batch are computed before the first micro-batch. Losses
@@ -222,11 +230,13 @@ impl LossRule {
                 let parameter = |(tensor, (_, spec)): (&Tensor<'t>, &(Path, ParamSpec))| {
                     if spec.is_trainable { *differentiated.next().expect("one for each") } else { *tensor }
                 };
-                let parameters: Vec<_> = given.parameters.iter().zip(specs).map(parameter).collect();
+                let mut parameters: Vec<_> = given.parameters.iter().zip(specs).map(parameter).collect();
+                self.derived.apply(&mut parameters, given.frozen);
+                let num_parameters = specs.len() - self.derived.map_specs().count();
                 let trained = BoundModel {
                     model: &*self.model,
-                    specs,
-                    parameters: &parameters,
+                    specs: &specs[..num_parameters],
+                    parameters: &parameters[..num_parameters],
                     usage: self.usage,
                     dropout: Some(given.dropout),
                     is_differentiated: true,

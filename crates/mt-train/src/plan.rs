@@ -13,6 +13,7 @@ use serde::Serialize;
 use crate::{
     TrainError,
     copied::{Copied, copied},
+    derived::Derived,
     gradients::LossRule,
     measured::Measured,
     objective::{self, BatchArray, FrozenModel, ModelUse, Objective},
@@ -138,13 +139,14 @@ impl TrainPlan {
         let placement = Arc::new(settings.placement.placement(&topology)?);
         let rows = settings.data.batch_schedule(topology.num_devices())?.full_rows();
         let platform = devices.platform;
-        let state_rule = StateRule::new(&settings, &*model, platform)?;
-        let loss = loss_rule(&settings, model.clone(), objective, platform, topology.num_devices() > 1);
+        let is_split = topology.num_devices() > 1;
+        let loss = loss_rule(&settings, model.clone(), objective, platform, is_split)?;
+        let state_rule = StateRule::new(&settings, &*model, &loss.derived, platform)?;
         if settings.run.batch_invariant && !settings.objective.cast_logits_to_fp32 {
             return Err(ModelError::NotInvariant { computation: LOSS_IN_BF16.to_owned() }.into());
         }
         let target = target_of(platform, settings.run.cpu_kernels, settings.run.batch_invariant)?;
-        let copied = copied(&settings.distillation, &*model, &loss.frozen)?;
+        let copied = copied(&settings.distillation, &*model, &loss.frozen, &loss.derived)?;
         let plan =
             Self { settings, model, platform, target, topology, placement, state_rule, loss, copied, rows };
         let batch = plan.batch_arrays().into_iter().map(|(_, sharding)| sharding).collect();
@@ -303,16 +305,23 @@ pub(crate) struct StateRule {
 impl StateRule {
     /// # Errors
     /// A mask does not fit the model's parameters, or QK-clip cannot be applied to the model.
-    pub fn new(settings: &TrainConfig, model: &dyn Model, platform: Platform) -> Result<Self, TrainError> {
-        let update = UpdateRule::new(&settings.optimizer, model)?;
+    pub fn new(
+        settings: &TrainConfig,
+        model: &dyn Model,
+        derived: &Derived,
+        platform: Platform,
+    ) -> Result<Self, TrainError> {
+        let update = UpdateRule::new(&settings.optimizer, model, derived)?;
         let remat = &settings.model.remat;
         let parameters_in = memory(remat.parameter_memory_host_offload, platform);
         let slots_in = memory(remat.optimizer_memory_host_offload, platform);
-        let other = model.otherwise_scanned().and_then(|other| {
+        // The names of derived parameters are those of one of both forms.
+        let other = model.otherwise_scanned().filter(|_| derived.is_empty()).and_then(|other| {
             let rule = update.of_other(&settings.optimizer, model, &*other)?;
-            Some(StateLayout::new(&*other, &rule))
+            Some(StateLayout::new(&*other, &rule, derived))
         });
-        let layout = StateLayout::new(model, &update).kept_in(parameters_in, slots_in).or_held_as(other);
+        let layout =
+            StateLayout::new(model, &update, derived).kept_in(parameters_in, slots_in).or_held_as(other);
         let layout = match settings.placement.shard_optimizer_over_data {
             true => layout.with_slots_over(DATA_AXIS),
             false => layout,
@@ -332,11 +341,14 @@ fn loss_rule(
     objective: Arc<dyn Objective>,
     platform: Platform,
     is_split: bool,
-) -> LossRule {
+) -> Result<LossRule, TrainError> {
     let group = &settings.objective;
     let base = settings.checkpoint.parameters_path();
-    LossRule {
-        frozen: objective.frozen().into_iter().map(|frozen| frozen.beside(&*model, base)).collect(),
+    let frozen: Arc<[FrozenModel]> =
+        objective.frozen().into_iter().map(|frozen| frozen.beside(&*model, base)).collect();
+    Ok(LossRule {
+        derived: Arc::new(Derived::new(&settings.distillation, &*model, &frozen)?),
+        frozen,
         precomputed: objective.precomputed().map(|array| array.model().beside(&*model, base)),
         model,
         objective,
@@ -355,5 +367,5 @@ fn loss_rule(
             let axes = settings.placement.input_data_sharding_logical_axes.clone();
             axes.try_into().expect("the configuration was checked to have two names")
         },
-    }
+    })
 }

@@ -118,11 +118,7 @@ impl TrainPlan {
     pub fn state(&self) -> Vec<PlannedArray> {
         let (layout, trained) = (&self.state_rule.layout, &self.state_rule.update.parameters);
         let planned = layout.entries.iter().enumerate().map(|(index, entry)| PlannedArray {
-            kind: if layout.parameters().contains(&index) {
-                StateKind::Parameter
-            } else {
-                StateKind::Optimizer
-            },
+            kind: if layout.stepped().contains(&index) { StateKind::Parameter } else { StateKind::Optimizer },
             name: entry.name.clone(),
             logical_axes: entry.array.logical_axes.clone(),
             ty: TensorType::new(entry.array.dtype, entry.array.dims.clone()),

@@ -25,16 +25,18 @@ use crate::{
 const INITIALIZE: &str = "initialize";
 const INITIALIZE_PARAMETERS: &str = "initialize_parameters";
 const FIRST_MAGNITUDES: &str = "first_magnitudes";
+const DERIVED: &str = "derived_parameters";
 const TRAIN_STEP: &str = "train_step";
 const EVALUATION_STEP: &str = "eval_step";
 const PRECOMPUTE: &str = "precompute";
 const TOP_LOGITS: &str = "top_logits";
 
 /// The names of all programs.
-pub(crate) const NAMES: [&str; 7] = [
+pub(crate) const NAMES: [&str; 8] = [
     INITIALIZE,
     INITIALIZE_PARAMETERS,
     FIRST_MAGNITUDES,
+    DERIVED,
     TRAIN_STEP,
     EVALUATION_STEP,
     PRECOMPUTE,
@@ -107,12 +109,28 @@ impl Programs {
         Ok((program, indices))
     }
 
+    /// Traces the program that computes the derived parameters from the state's parameters, the arrays of learned maps, and
+    /// the arrays of frozen models; returns the indices of the derived ones, too.
+    pub fn derived_parameters(&self) -> Result<(Program, Vec<usize>), TrainError> {
+        let mut indices = self.loss.derived.indices();
+        indices.sort_unstable();
+        let program = self.build(DERIVED, |inputs| {
+            let mut all = self.layout.declare(inputs, self.layout.stepped(), false);
+            let frozen = self.frozen(inputs, &all);
+            self.loss.derived.apply(&mut all, &frozen);
+            let outputs = self.layout.outputs(inputs, &all, |_| true).into_iter().enumerate();
+            outputs.filter(|(index, _)| indices.contains(index)).map(|(_, output)| output).collect()
+        })?;
+        Ok((program, indices))
+    }
+
     /// Traces the program that creates the state of a fresh run, without a base that is loaded. It takes no arguments.
     pub fn initialize(&self) -> Result<Program, TrainError> {
         let specs = self.model.parameters();
         self.build(INITIALIZE, |inputs| {
             let region = inputs.region();
             let mut state = self.drawn(region, &specs);
+            state.extend(self.loss.derived.draw(region, region.key(self.seed)));
             let rest = &self.layout.entries[state.len()..];
             state.extend(rest.iter().map(|entry| region.full(entry.array.dtype, &entry.axes, 0.0)));
             self.layout.outputs(inputs, &state, |entry| !(self.loads_base && entry.in_base))
@@ -136,7 +154,7 @@ impl Programs {
     /// Traces a training step for `rows` rows. It takes the state (donated, but for a base below adapters), the arrays of frozen models and a batch,
     /// and returns the next state without that base and a vector of metrics.
     pub fn train_step(&self, rows: usize) -> Result<Measured<Program>, TrainError> {
-        let specs = self.model.parameters();
+        let specs = self.loss.specs();
         let mut names = Vec::new();
         let program = self.build(TRAIN_STEP, |inputs| {
             let mut state = self.layout.declare_all(inputs);
@@ -155,6 +173,7 @@ impl Programs {
             state.values.parameters = at_slots(state.values.parameters);
             let (mut next, updated) =
                 region.scope("optimizer", || self.update.update(state, loss, gradients, &layer_outputs));
+            self.loss.derived.apply(&mut next.values.parameters, &models.frozen);
             let bias_norms = self.update.routing_biases.norms(&next.values.parameters);
             // The new parameters are computed in shards and gathered once.
             next.values.parameters = at_slots(next.values.parameters);

@@ -81,8 +81,9 @@ impl Start<'_> {
         let Restored { mut state, first_step, resumed } =
             restore(plan, runtime, (resume, sources), observer, first)?;
         let frozen = self.frozen(&programs, &state)?;
-        if is_fresh {
+        if resumed.is_none() && plan.settings.checkpoint.load_full_state_path.is_none() {
             copy(runtime, &plan.copied, &frozen, &mut state)?;
+            self.derive(&programs, &frozen, &mut state)?;
         }
         timeline.begin(Activity::Startup);
         warn_of_replicas(&plan.settings.placement, &*plan.model, &state, plan.placement.mesh(), observer);
@@ -211,6 +212,24 @@ impl Start<'_> {
                 events::note(observer, text);
             }
         }
+    }
+
+    /// Computes the first values of derived parameters.
+    fn derive(
+        &self,
+        programs: &Programs,
+        frozen: &[Array],
+        state: &mut TrainState,
+    ) -> Result<(), TrainError> {
+        if programs.loss.derived.is_empty() {
+            return Ok(());
+        }
+        let (program, indices) = programs.derived_parameters()?;
+        let stepped = &state.arrays[programs.layout.stepped()];
+        let inputs = stepped.iter().chain(frozen).map(Input::Borrow).collect();
+        let values = self.compile(&program)?.run(inputs)?;
+        state.replace(indices.into_iter().zip(values));
+        Ok(())
     }
 
     /// The arrays of frozen models that they do not share with the trained model, in program order.

@@ -18,6 +18,7 @@ use mt_trace::{Inputs, Output, Tensor};
 
 use crate::{
     TrainError,
+    derived::Derived,
     optimizer_tree::OptimizerTree,
     update::{StateTensors, UpdateRule},
 };
@@ -41,6 +42,8 @@ pub(crate) struct StateLayout {
 struct Groups {
     /// In the model's order. Programs that take only parameters take these entries alone, so they come first.
     parameters: Range<usize>,
+    /// The parameters, and the arrays of learned maps that follow them.
+    stepped: Range<usize>,
     /// The optimizer's slots for parameters.
     slots: Range<usize>,
     /// The history for spike detection, if the run skips spikes.
@@ -76,11 +79,13 @@ pub(crate) struct StateEntry {
 const STEP: &str = "step";
 
 impl StateLayout {
-    /// The state of a model that `rule` updates.
-    pub fn new(model: &dyn Model, rule: &UpdateRule) -> Self {
+    /// The state of a model that `rule` updates, with the arrays of learned maps.
+    pub fn new(model: &dyn Model, rule: &UpdateRule, derived: &Derived) -> Self {
         let parameters = &rule.parameters;
-        let arrays = StateArray::parameters(model);
-        let in_base = in_base(model);
+        let arrays = derived.all_arrays(model);
+        let mut in_base = in_base(model);
+        let num_parameters = in_base.len();
+        in_base.resize(arrays.len(), false);
         let mut entries: Vec<StateEntry> = parameters
             .iter()
             .zip(&arrays)
@@ -145,10 +150,11 @@ impl StateLayout {
             step.copies = tree.counts;
         }
         entries.push(step);
-        let num_parameters = parameters.len();
+        let num_stepped = parameters.len();
         let groups = Groups {
             parameters: 0..num_parameters,
-            slots: num_parameters..num_parameters + slots.len(),
+            stepped: 0..num_stepped,
+            slots: num_stepped..num_stepped + slots.len(),
             guard: guard_entries,
             step: entries.len() - 1,
         };
@@ -160,6 +166,11 @@ impl StateLayout {
         self.groups.parameters.clone()
     }
 
+    /// The entries that the optimizer steps: the parameters, and the arrays of learned maps.
+    pub fn stepped(&self) -> Range<usize> {
+        self.groups.stepped.clone()
+    }
+
     /// The entries of the optimizer's slots.
     pub fn slots(&self) -> Range<usize> {
         self.groups.slots.clone()
@@ -168,7 +179,7 @@ impl StateLayout {
     /// Declares the whole state as donated arguments of a program.
     pub fn declare_all<'t>(&self, inputs: &Inputs<'t>) -> StateTensors<'t> {
         let all = self.declare(inputs, 0..self.entries.len(), true);
-        let Groups { parameters, slots, guard, step } = self.groups.clone();
+        let Groups { stepped, slots, guard, step, .. } = self.groups.clone();
         let spikes = guard.map(|guard| {
             let history = History {
                 losses: all[guard.losses],
@@ -177,7 +188,7 @@ impl StateLayout {
             };
             (history, all[guard.updates])
         });
-        let values = Values { parameters: all[parameters].to_vec(), slots: all[slots].to_vec() };
+        let values = Values { parameters: all[stepped].to_vec(), slots: all[slots].to_vec() };
         StateTensors { values, spikes, step: all[step] }
     }
 
@@ -186,7 +197,7 @@ impl StateLayout {
         let StateTensors { values: Values { parameters, slots }, spikes, step } = state;
         let groups = &self.groups;
         let mut all = vec![step; self.entries.len()];
-        all[groups.parameters.clone()].copy_from_slice(&parameters);
+        all[groups.stepped.clone()].copy_from_slice(&parameters);
         all[groups.slots.clone()].copy_from_slice(&slots);
         if let Some((guard, (history, updates))) = groups.guard.zip(spikes) {
             all[guard.losses] = history.losses;
@@ -256,7 +267,7 @@ impl StateLayout {
         };
         let Values { parameters, slots } = &state.values;
         let values = Values {
-            parameters: fetched(&self.entries[self.parameters()], parameters),
+            parameters: fetched(&self.entries[self.stepped()], parameters),
             slots: fetched(&self.entries[self.slots()], slots),
         };
         StateTensors { values, ..state }

@@ -14,6 +14,7 @@ use mt_trace::Tensor;
 
 use crate::{
     TrainError,
+    derived::Derived,
     expert_loads::RoutingBiases,
     masks,
     metrics::names,
@@ -23,9 +24,9 @@ use crate::{
 /// The rule by which gradients change the parameters.
 pub(crate) struct UpdateRule {
     pub optimizer: Optimizer,
-    /// The parameters as optimizers describe them, in the model's order.
+    /// The parameters as optimizers describe them, in the model's order, and the arrays of learned maps.
     pub parameters: Vec<Parameter>,
-    /// Whether training can change each parameter. Others may be codes, whose squares mean nothing.
+    /// Whether training can change each parameter. Others may be codes, whose squares mean nothing, or derived from others.
     are_trainable: Vec<bool>,
     pub schedule: Schedule,
     pub clipping_norm: Option<f64>,
@@ -56,16 +57,17 @@ impl UpdateRule {
     ///
     /// # Errors
     /// A mask does not fit the model's parameters, or QK-clip cannot be applied to the model.
-    pub fn new(group: &OptimizerGroup, model: &dyn Model) -> Result<Self, TrainError> {
-        let (parameters, idle) = parameters(group, model)?;
+    pub fn new(group: &OptimizerGroup, model: &dyn Model, derived: &Derived) -> Result<Self, TrainError> {
+        let (parameters, idle) = parameters(group, model, derived)?;
         let idle_patterns = idle.into_iter().cloned().collect();
-        Ok(Self { idle_patterns, ..Self::of_parameters(group, model, parameters)? })
+        Ok(Self { idle_patterns, ..Self::of_parameters(group, model, derived, parameters)? })
     }
 
     /// The same rule for `other`, which is `model` with the other value of `scan_layers`. `None` if the masks select
-    /// other parameters in that model.
+    /// other parameters in that model. No parameter is derived from others.
     pub fn of_other(&self, group: &OptimizerGroup, model: &dyn Model, other: &dyn Model) -> Option<Self> {
-        let (parameters, _) = parameters(group, other).ok()?;
+        let derived = Derived::default();
+        let (parameters, _) = parameters(group, other, &derived).ok()?;
         let chosen = |model: &dyn Model, parameters: &[Parameter]| -> BTreeMap<_, _> {
             let arrays = StateArray::parameters(model);
             let of_array = |(array, parameter): (&StateArray, &Parameter)| {
@@ -79,12 +81,13 @@ impl UpdateRule {
             arrays.iter().zip(parameters).flat_map(of_array).collect()
         };
         let is_same = chosen(model, &self.parameters) == chosen(other, &parameters);
-        if is_same { Self::of_parameters(group, other, parameters).ok() } else { None }
+        if is_same { Self::of_parameters(group, other, &derived, parameters).ok() } else { None }
     }
 
     fn of_parameters(
         group: &OptimizerGroup,
         model: &dyn Model,
+        derived: &Derived,
         parameters: Vec<Parameter>,
     ) -> Result<Self, TrainError> {
         let query_key_clip =
@@ -92,7 +95,7 @@ impl UpdateRule {
         Ok(Self {
             optimizer: optimizer(group),
             parameters,
-            are_trainable: model.parameters().iter().map(|(_, spec)| spec.is_trainable).collect(),
+            are_trainable: derived.all_specs(model).iter().map(|(_, spec)| spec.is_trainable).collect(),
             schedule: schedule(group),
             clipping_norm: group.clipping_norm(),
             guard: group.skip_step_on_spikes.then_some(SpikeGuard {
@@ -102,7 +105,7 @@ impl UpdateRule {
             masks_training: !group.trainable_parameters_mask.is_empty(),
             masks_decay: !group.adamw_mask.is_empty(),
             query_key_clip,
-            routing_biases: RoutingBiases::new(group, model, &stored_names(model))?,
+            routing_biases: RoutingBiases::new(group, model, &derived.names(model))?,
             idle_patterns: Vec::new(),
         })
     }
@@ -175,18 +178,21 @@ pub(crate) fn stored_names(model: &dyn Model) -> Vec<String> {
     model.storage().iter().map(|stored| stored.key.join("/")).collect()
 }
 
-/// The parameters of a model as optimizers describe them, and the patterns of `adamw_mask` that match none.
+/// The parameters of a model and the arrays of learned maps as optimizers describe them, and the patterns of `adamw_mask`
+/// that match none.
 fn parameters<'a>(
     group: &'a OptimizerGroup,
     model: &dyn Model,
+    derived: &Derived,
 ) -> Result<(Vec<Parameter>, Vec<&'a String>), TrainError> {
-    let storage = model.storage();
-    let names = stored_names(model);
-    let specs = model.parameters();
+    let names = derived.names(model);
+    let specs = derived.all_specs(model);
     let trained = masks::trained(&group.trainable_parameters_mask, &names)?;
+    derived.check_trained(&trained, &names)?;
     let trained = masks::trainable(&trained, specs.iter().map(|(_, spec)| spec.is_trainable), &names)?;
     let (undecayed, idle) = masks::undecayed(&group.adamw_mask, &names)?;
-    let forms = storage.iter().map(|stored| step_form(group.space, stored.affine()));
+    let arrays = derived.all_arrays(model);
+    let forms = arrays.iter().map(|array| step_form(group.space, array.affine));
     let described = specs.into_iter().zip(forms).zip(trained).zip(undecayed);
     let parameters = described
         .map(|((((path, spec), form), is_trained), is_undecayed)| Parameter {

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use mt_config::{Config, Request, RunGroup, TrainConfig, saved_config_path, tokenizer_directory};
+use mt_config::{Config, Request, RewardType, RunGroup, TrainConfig, saved_config_path, tokenizer_directory};
 use mt_data::{Batch, BatchSource, DataError, Tokenizer, Watch, arrays};
 use mt_train::{DataRequest, Event, Observer};
 use serde_json::json;
@@ -97,11 +97,12 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
         (false, true) => Style::Colored,
         (false, false) => Style::Marked,
     };
+    let rewards = settings.reward.use_reward.then_some(settings.reward.reward_type);
     let mut number = 0;
     while number < arguments.count
         && let Some(batch) = data.train.next_batch()?
     {
-        for example in examples(&batch) {
+        for example in examples(&batch, rewards) {
             if number == arguments.count {
                 break;
             }
@@ -168,37 +169,60 @@ enum Style {
     Marked,
 }
 
-/// A document in a row: its tokens, and whether each has a loss. The first token is only an input.
+/// A document in a row: its tokens, and whether each has a loss, or a reward for reward models.
 #[derive(Debug, PartialEq)]
 struct Example {
-    /// The verdict on the answer in preference data.
-    verdict: Option<&'static str>,
+    /// The verdict on the answer in preference data, or those on its steps.
+    verdict: Option<String>,
     tokens: Vec<u32>,
     has_loss: Vec<bool>,
+    is_rewarded: bool,
 }
 
 /// The documents in the sequences of a batch's only row, of which there are several in preference data.
-fn examples(batch: &Batch) -> Vec<Example> {
+fn examples(batch: &Batch, rewards: Option<RewardType>) -> Vec<Example> {
     let length = batch.array(arrays::INPUTS).and_then(|inputs| inputs.dims().last().copied()).unwrap_or(1);
     let of = |name: &str| batch.integers(name).chunks(length);
     let tokens = of(arrays::INPUTS).zip(of(arrays::TARGETS));
     let marks = of(arrays::INPUTS_SEGMENTATION).zip(of(arrays::TARGETS_SEGMENTATION));
-    let verdicts = verdicts(batch).into_iter().map(Some).chain(std::iter::repeat(None));
+    let verdicts = verdicts(batch, rewards).into_iter().map(Some).chain(std::iter::repeat(None));
     let sequences = tokens.zip(marks).zip(verdicts);
     let examples = sequences.flat_map(|((tokens, marks), verdict)| {
-        let of_sequence = examples_of_sequence(tokens, marks).into_iter();
-        of_sequence.map(move |example| Example { verdict, ..example })
+        let of_sequence = match rewards {
+            Some(kind) => vec![rewarded_example(tokens, marks, kind)],
+            None => examples_of_sequence(tokens, marks),
+        };
+        let verdict = verdict.map(str::to_owned);
+        of_sequence
+            .into_iter()
+            .map(move |example| Example { verdict: verdict.clone().or(example.verdict), ..example })
     });
     examples.collect()
 }
 
+/// The document of a sequence for a reward model, whose rewards are read at tokens of the input.
+fn rewarded_example(
+    (inputs, targets): (&[i32], &[i32]),
+    (segments, rewarded): (&[i32], &[i32]),
+    kind: RewardType,
+) -> Example {
+    let places = (0..inputs.len()).filter(|place| segments[*place] != 0);
+    let (tokens, has_loss): (Vec<u32>, Vec<bool>) =
+        places.clone().map(|place| (inputs[place].cast_unsigned(), rewarded[place] != 0)).unzip();
+    let labels = places.filter(|place| rewarded[*place] != 0);
+    let labels: Vec<&str> = labels.map(|place| if targets[place] == 0 { "wrong" } else { "right" }).collect();
+    let verdict = (kind == RewardType::Process).then(|| labels.join(", "));
+    Example { verdict, tokens, has_loss, is_rewarded: true }
+}
+
 /// The verdicts on the answers of a batch of preference data, one for each sequence of its only row.
-fn verdicts(batch: &Batch) -> Vec<&'static str> {
+fn verdicts(batch: &Batch, rewards: Option<RewardType>) -> Vec<&'static str> {
     let num_sequences = match batch.array(arrays::INPUTS).map(|inputs| inputs.dims()) {
         Some([_, sequences, _]) => *sequences,
         _ => 1,
     };
-    match batch.array(arrays::LABELS).map(|labels| labels.to_f64()) {
+    // Labels of pairs for reward models are their margins.
+    match batch.array(arrays::LABELS).filter(|_| rewards.is_none()).map(|labels| labels.to_f64()) {
         Some(labels) => {
             labels.iter().map(|label| if *label > 0.5 { "desirable" } else { "undesirable" }).collect()
         }
@@ -216,7 +240,9 @@ fn examples_of_sequence(
     for (place, segment) in segments.iter().enumerate().filter(|(_, segment)| **segment != 0) {
         if found.last().is_none_or(|(last, _)| last != segment) {
             let first = inputs[place].cast_unsigned();
-            found.push((*segment, Example { verdict: None, tokens: vec![first], has_loss: vec![false] }));
+            // The first token is only an input.
+            let (tokens, has_loss) = (vec![first], vec![false]);
+            found.push((*segment, Example { verdict: None, tokens, has_loss, is_rewarded: false }));
         }
         let (_, example) = found.last_mut().expect("an example has just been added");
         example.tokens.push(targets[place].cast_unsigned());
@@ -234,14 +260,15 @@ impl Example {
             let mut object = json!({
                 "example": number, "tokens": self.tokens, "texts": texts, "has_loss": self.has_loss,
             });
-            if let Some(verdict) = self.verdict {
-                object["verdict"] = verdict.into();
+            if let Some(verdict) = &self.verdict {
+                object["verdict"] = verdict.as_str().into();
             }
             return Ok(object.to_string());
         }
-        let verdict = self.verdict.map(|verdict| format!(" ({verdict})")).unwrap_or_default();
+        let verdict = self.verdict.as_ref().map(|verdict| format!(" ({verdict})")).unwrap_or_default();
+        let have = if self.is_rewarded { "a reward" } else { "a loss" };
         let mut text = format!(
-            "example {number}{verdict}: {} tokens, of which {num_losses} have a loss\n",
+            "example {number}{verdict}: {} tokens, of which {num_losses} have {have}\n",
             self.tokens.len()
         );
         let [begin, end] = match style {
@@ -274,6 +301,7 @@ mod tests {
             verdict: None,
             tokens: tokens.clone(),
             has_loss: vec![false, false, false, true, true],
+            is_rewarded: false,
         };
         let head = "example 1: 5 tokens, of which 2 have a loss\n";
         let shown = |style| example.shown(1, &tokenizer, style).unwrap();

@@ -391,7 +391,6 @@ fn wrong_keys_are_refused() {
         &["unknown key `base_emb_dimm`", "did you mean `base_emb_dim`"],
     );
     check(&["teacher_overrides.quantization=int8"], &["in the configuration of the teacher, `quantization`"]);
-    check(&["learn_to_init_mode=true"], &["learned initial weights of a student are not built yet"]);
     check(
         &["vocab_size=300"],
         &[

@@ -11,6 +11,7 @@ mod data;
 mod distill;
 mod goodput;
 mod kill;
+mod learned_maps;
 mod mistakes;
 mod optimizers;
 mod placement;

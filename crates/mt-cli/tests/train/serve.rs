@@ -107,7 +107,7 @@ fn several_devices_serve_what_one_decodes() {
     assert!(
         scores.iter().all(|score| score.as_f64().unwrap() <= 0.0) && several["log_probabilities"].is_null()
     );
-    let server = Server::start(&sandbox, &mesh);
+    let server = start(&sandbox, &mesh);
     let body = json!({ "prompt": "the river", "max_tokens": 10, "temperature": 0, "n": 3 });
     let (status, answer) = server.post("/v1/completions", &body);
     for choice in 0..3 {

@@ -60,6 +60,19 @@ fn the_command_is_a_preset_and_either_resumes_the_other() {
     run(&sandbox, &["sft", "model.yml", FILES, "run_name=halves", "steps=5"]).succeeded();
     run(&sandbox, &["train", "tuned.yml", FILES, "run_name=halves", "steps=8"]).succeeded();
     run(&sandbox, &["sft", "model.yml", FILES, "run_name=halves", "steps=10"]).succeeded();
+    let explicit = [
+        "use_sft=true",
+        "sft_train_on_completion_only=true",
+        "hf_path=json",
+        "learning_rate=2e-5",
+        "train_data_columns=[messages]",
+        "eval_interval=-1",
+        "hf_eval_files=",
+        "steps=11",
+    ];
+    let keys = [&["train", "model.yml", FILES, "run_name=copied"], &explicit[..]].concat();
+    run(&sandbox, &["sft", "model.yml", FILES, "run_name=copied", "steps=10"]).succeeded();
+    run(&sandbox, &keys).succeeded();
     // The states of both iterators hold the time that the template sees, which is that of each run's first start.
     assert_eq!(sandbox.metrics("whole").learning(), sandbox.metrics("halves").learning());
 }
@@ -111,6 +124,25 @@ fn examples_are_shown_with_their_losses() {
     let shown = run(&sandbox, &[&["data", "show"], &pairs[..], &columns].concat()).succeeded().output;
     for label in ["example 1 (chosen): ", "example 2 (rejected): "] {
         assert!(shown.contains(label), "{shown}");
+    }
+    // Rewards of reward models are read at tokens of the input.
+    let steps = json!({"prompt": "Add", "completions": ["one", "two"], "labels": [true, false]});
+    fs::write(sandbox.path("steps.jsonl"), steps.to_string()).unwrap();
+    let reward = |keys: &[&str]| {
+        let common =
+            ["data", "show", "use_reward=true", "tokenizer_type=byte", "hf_path=json", "dataset_type=hf"];
+        run(&sandbox, &[&common[..], keys, &["--count=2"]].concat()).succeeded().output
+    };
+    let shown = reward(&["hf_train_files=pairs.jsonl", "train_data_columns=[prompt,chosen,rejected]"]);
+    for part in
+        ["example 1 (chosen): ", "of which 1 have a reward\n", "Say 1It is 1.", "example 2 (rejected): "]
+    {
+        assert!(shown.contains(part), "{part} is not in {shown}");
+    }
+    let columns = "train_data_columns=[prompt,completions,labels]";
+    let shown = reward(&["hf_train_files=steps.jsonl", columns, "reward.reward_type=process"]);
+    for part in ["example 1 (right, wrong): ", "of which 2 have a reward\n", "Addone⟦"] {
+        assert!(shown.contains(part), "{part} is not in {shown}");
     }
     run(&sandbox, &["data", "show", "dataset_type=synthetic"]).refused(&["random tokens", "hint: name data"]);
     run(&sandbox, &["data", "show", "--count", "x"]).failed(2, &[]);

@@ -315,6 +315,16 @@ choice! {
 }
 
 choice! {
+    /// The loss of a token in fine-tuning, as TRL names it.
+    pub enum SftLoss {
+        /// The negative log-likelihood.
+        Nll = "nll",
+        /// The negative log-likelihood times the token's probability, which counts as a constant (DFT; Wu et al., 2025).
+        Dft = "dft",
+    }
+}
+
+choice! {
     /// The distance between features of a teacher and a student.
     pub enum FeatureLoss {
         /// 1 less the cosine of their angle.

@@ -31,6 +31,11 @@ group! {
         distill_jsd_beta: Option<f64>,
         distill_weights_copy_map: Map<String, Value>,
         student_params_to_update: Option<Vec<String>>,
+        distill_student_weights_share_map: Map<String, Value>,
+        learn_to_init_mode: bool,
+        lti_use_general_linear_map: bool,
+        attn_module_name: Option<String>,
+        lti_layer_indices: Option<Vec<usize>>,
         distill_student_answers: f64,
         distill_answer_temperature: f64,
         distill_answer_tokens: usize,
@@ -245,15 +250,53 @@ impl DistillationGroup {
                 "leave out one of them: both name the parameters to train",
             ));
         }
-        if !self.distill_weights_copy_map.is_empty() && config.entry("enable_lora").value == true {
+        let changing = [
+            ("distill_weights_copy_map", !self.distill_weights_copy_map.is_empty()),
+            ("distill_student_weights_share_map", !self.distill_student_weights_share_map.is_empty()),
+            ("learn_to_init_mode", self.learn_to_init_mode),
+        ];
+        let with_adapters = config.entry("enable_lora").value == true;
+        for (key, _) in changing.into_iter().filter(|(_, is_set)| *is_set && with_adapters) {
             problems.push(Problem::inconsistent(
                 format!(
-                    "{}, but {}, so that checkpoints would not hold the copied weights",
-                    config.stated("distill_weights_copy_map"),
+                    "{}, but {}, so that checkpoints would not hold these weights",
+                    config.stated(key),
                     config.stated("enable_lora")
                 ),
-                "leave out `distill_weights_copy_map` or `lora.enable_lora`",
+                format!("leave out `{key}` or `lora.enable_lora`"),
             ));
+        }
+        self.check_learned_maps(config, problems);
+    }
+
+    /// Reports keys that do not suit learned maps.
+    fn check_learned_maps(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if !self.learn_to_init_mode {
+            return;
+        }
+        let mut add = |other: &str, reason: &str, hint: String| {
+            let (mode, other) = (config.stated("learn_to_init_mode"), config.stated(other));
+            problems.push(Problem::inconsistent(format!("{mode}, but {other}: {reason}"), hint));
+        };
+        if self.offline_data_dir.is_some() {
+            let hint = "name a teacher that runs: `teacher_overrides.load_parameters_path=…`, without `offline_data_dir`";
+            add(
+                "offline_data_dir",
+                "maps need the weights of a teacher, and stored logits have none",
+                hint.into(),
+            );
+        }
+        if config.entry("use_qk_clip").value == true {
+            let hint = "leave out `use_qk_clip` until the student has weights of its own";
+            add("use_qk_clip", "weights that maps compute cannot be scaled", hint.into());
+        }
+        if self.lti_layer_indices.is_some() && config.entry("scan_layers").value == true {
+            let hint = "use `scan_layers=false`, or leave out `lti_layer_indices`";
+            add(
+                "lti_layer_indices",
+                "scanned layers have one array, which is mapped as a whole",
+                hint.into(),
+            );
         }
     }
 

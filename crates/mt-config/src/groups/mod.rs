@@ -53,7 +53,7 @@ pub use choices::{
     DatasetType, DecoderBlock, DivergenceType, FeatureLoss, Hardware, HfTextUnit, LayerAttention,
     LearningRateSchedule, LogitAlignment, MatmulPrecision, MlpActivation, OptimizerSpaceChoice,
     OptimizerType, OrpoForm, PackingType, PreferenceAlgorithm, PreferenceLoss, ProfilerChoice,
-    ReorderStrategy, RewardType, RopeType, RoutedScores, SamplingStrategy, ShardMode, TokenizerType,
+    ReorderStrategy, RewardType, RopeType, RoutedScores, SamplingStrategy, SftLoss, ShardMode, TokenizerType,
     TrainingObjective, WeightSchedule, WsdDecayStyle,
 };
 pub use context::ContextGroup;

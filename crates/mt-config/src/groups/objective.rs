@@ -1,6 +1,6 @@
 //! The loss and how its gradients are computed.
 
-use super::{AttentionType, CanvasPolicy, LogitAlignment, TrainingObjective, encoder, group};
+use super::{AttentionType, CanvasPolicy, LogitAlignment, SftLoss, TrainingObjective, encoder, group};
 use crate::{
     config::{Config, not_built, report},
     error::Problem,
@@ -22,6 +22,8 @@ group! {
         mtp_loss_scaling_factor: f64,
         mtp_eval_target_module: usize,
         training_objective: TrainingObjective,
+        use_sft: bool,
+        sft_loss_type: SftLoss,
         block_diffusion_mask_id: Option<usize>,
         block_diffusion_min_noise: f64,
         block_diffusion_logit_alignment: LogitAlignment,
@@ -35,8 +37,16 @@ group! {
 }
 
 impl ObjectiveGroup {
+    /// Whether tokens are weighed by their probabilities.
+    pub fn weighs_by_probability(&self) -> bool {
+        self.use_sft && self.sft_loss_type == SftLoss::Dft
+    }
+
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         self.check_block_diffusion(config, problems);
+        if self.weighs_by_probability() {
+            self.check_weighing(config, problems);
+        }
         encoder::check_objective(
             self.training_objective,
             self.span_corruption_noise_density,
@@ -71,6 +81,36 @@ impl ObjectiveGroup {
                     config.stated("max_target_length")
                 ),
                 format!("use a number of tiles that divides {length}, such as `num_vocab_tiling={smaller}`"),
+            ));
+        }
+    }
+
+    /// Reports keys whose losses are not weighed.
+    fn check_weighing(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let is_other = |key: &&str| match *key {
+            "training_objective" => self.training_objective != TrainingObjective::CausalLm,
+            key => {
+                let entry = config.entry(key);
+                entry.key.asks(&entry.value)
+            }
+        };
+        let others = [
+            "training_objective",
+            "teacher_overrides",
+            "offline_data_dir",
+            "use_dpo",
+            "use_reward",
+            "z_loss_multiplier",
+            "mtp_num_layers",
+        ];
+        for other in others.into_iter().filter(is_other) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, whose loss is not weighed by probabilities",
+                    config.stated("sft_loss_type"),
+                    config.stated(other)
+                ),
+                format!("leave out `sft_loss_type` or `{other}`"),
             ));
         }
     }

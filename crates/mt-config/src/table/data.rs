@@ -54,7 +54,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 &["text"],
                 "Columns of the evaluation data, as in `train_data_columns`.",
             )
-                .acts_on("evaluation"),
+                .acts_on("evaluation")
+                .may_change(),
             Key::boolean(
                 "packing",
                 true,

@@ -19,7 +19,6 @@ pub(crate) const EXCHANGE_OF_HEADS: &str = "attention that exchanges heads betwe
 pub(crate) const EXPERT_PARALLELISM: &str = "further options of expert parallelism";
 pub(crate) const HOSTS_WITHOUT_DATA: &str = "hosts that read no data of their own";
 pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
-pub(crate) const LEARNED_INITIAL_WEIGHTS: &str = "learned initial weights of a student";
 pub(crate) const MASKED_ANSWERS: &str = "block diffusion of answers only";
 pub(crate) const MEMORY_ESTIMATES: &str = "memory estimates";
 pub(crate) const MIXTURES_OF_DATASETS: &str = "mixtures of datasets";

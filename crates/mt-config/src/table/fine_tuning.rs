@@ -2,7 +2,7 @@
 
 use super::{KeyGroup, features};
 use crate::{
-    groups::{BaseCodes, FeatureLoss, WeightSchedule},
+    groups::{BaseCodes, FeatureLoss, SftLoss, WeightSchedule},
     key::{Choice, Key, Literal},
 };
 
@@ -31,6 +31,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .only_with("use_sft", &[])
             .acts_on("loss"),
+            Key::of::<SftLoss>(
+                "sft_loss_type",
+                "nll",
+                "Loss of a token: `nll` is the negative log-likelihood, which `dft` weighs by the token's probability \
+                 (dynamic fine-tuning), as in TRL.",
+            )
+            .only_with("use_sft", &[])
+            .acts_on("loss")
+            .own(),
             Key::text(
                 "formatting_func_path",
                 "",
@@ -296,30 +305,32 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "learn_to_init_mode",
                 false,
-                "Learn the student's initial attention weights as a linear map of the teacher's.",
+                "Compute the student's attention projections from the teacher's by linear maps of heads and of their \
+                 width, and train the maps.",
             )
-            .refused(features::LEARNED_INITIAL_WEIGHTS)
+            .only_with("teacher_overrides", &[])
             .acts_on("distillation"),
             Key::boolean(
                 "lti_use_general_linear_map",
                 false,
-                "Learn one full linear map from teacher to student weights instead of a \
-                 cheaper bilinear one.",
+                "Learn one linear map of heads and their width together instead of one of each, which is smaller.",
             )
-            .refused(features::LEARNED_INITIAL_WEIGHTS)
+            .only_with("learn_to_init_mode", &[])
             .acts_on("distillation"),
             Key::mapping(
                 "distill_weights_copy_map",
-                "Map from names of teacher parameters to the student parameters that begin with their values, such as \
-                 `{\"token_embedder/embedding\": \"token_embedder/embedding\"}`.",
+                "Map from regular expressions of names of teacher parameters to the student parameters that begin with \
+                 their values, such as `{\"token_embedder/embedding\": \"token_embedder/embedding\"}`.",
             )
             .only_with("teacher_overrides", &[])
             .acts_on("distillation"),
             Key::mapping(
                 "distill_student_weights_share_map",
-                "Map of student parameters that share one array.",
+                "Map from regular expressions of names of student parameters to the student parameters that always have \
+                 their values.",
             )
-            .refused(features::LEARNED_INITIAL_WEIGHTS)
+            .only_with("teacher_overrides", &[])
+            .only_with("offline_data_dir", &[])
             .acts_on("distillation"),
             Key::optional_texts(
                 "student_params_to_update",
@@ -331,17 +342,17 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("distillation"),
             Key::optional_text(
                 "attn_module_name",
-                "Name of the attention module in a layer whose initial weights are learned from the \
-                 teacher.",
+                "Name of the attention modules whose projections are computed from the teacher's, such as \
+                 `self_attention`; all if none.",
             )
-            .refused(features::LEARNED_INITIAL_WEIGHTS)
+            .only_with("learn_to_init_mode", &[])
             .acts_on("distillation"),
             Key::optional_integers(
                 "lti_layer_indices",
-                "Layers, counted from 0, whose attention is learned from the teacher's \
-                 weights; all if none.",
+                "Layers, counted from 0, whose projections are computed from the teacher's; all if none. It needs \
+                 `scan_layers=false`.",
             )
-            .refused(features::LEARNED_INITIAL_WEIGHTS)
+            .only_with("learn_to_init_mode", &[])
             .acts_on("distillation"),
         ],
     },

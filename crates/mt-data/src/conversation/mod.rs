@@ -317,8 +317,8 @@ impl Conversations {
                 let document = tokenizer.encode_document(&whole, adds.bos, adds.eos);
                 (document, tokenizer.encode_document(prompt, adds.bos, false))
             }
-            (None, ..) => {
-                return Err(without_template(columns[0], columns[1]));
+            (None, prompt, answer) => {
+                return Err(without_template((prompt, columns[0]), (answer, columns[1])));
             }
             (Some(template), prompt, answer) => {
                 let prompt = as_messages(prompt, "user", columns[0])?;
@@ -343,8 +343,13 @@ impl Conversations {
     }
 }
 
-/// The reason why messages cannot be rendered.
-fn without_template(of_prompt: &str, of_answer: &str) -> String {
+/// The reason why values that are not both texts have no tokens without a template.
+fn without_template((prompt, of_prompt): (&Value, &str), (answer, of_answer): (&Value, &str)) -> String {
+    for (value, column) in [(prompt, of_prompt), (answer, of_answer)] {
+        if !value.is_string() && !value.is_array() {
+            return neither(column);
+        }
+    }
     let columns = match of_prompt == of_answer {
         true => format!("column `{of_answer}` holds"),
         false => format!("columns `{of_prompt}` and `{of_answer}` hold"),
@@ -397,8 +402,12 @@ fn as_messages(value: &Value, role: &str, column: &str) -> Result<Vec<Value>, St
     match value {
         Value::String(text) => Ok(vec![json!({"role": role, "content": text})]),
         Value::Array(_) => messages(value, column),
-        _ => Err(format!("column `{column}` holds neither a text nor a list of messages")),
+        _ => Err(neither(column)),
     }
+}
+
+fn neither(column: &str) -> String {
+    format!("column `{column}` holds neither a text nor a list of messages")
 }
 
 fn check_text(answer: &str, column: &str) -> Result<(), String> {

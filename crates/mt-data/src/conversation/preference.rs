@@ -89,8 +89,8 @@ impl Conversations {
                     tokenizer.encode_document(prompt, adds.bos, false),
                 )
             }
-            (None, ..) => {
-                return Err(without_template(of_prompt, of_answer));
+            (None, prompt, answer) => {
+                return Err(without_template((prompt, of_prompt), (answer, of_answer)));
             }
             (Some(template), prompt, answer) => {
                 let prompt = as_messages(prompt, "user", of_prompt)?;

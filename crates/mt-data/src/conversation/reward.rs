@@ -107,8 +107,9 @@ impl Conversations {
                 check_text(answer, of_answer)?;
                 tokenizer.encode_document(&format!("{prompt}{answer}"), adds.bos, adds.eos)
             }
-            (None, prompt, _) => {
-                return Err(without_template(prompt.map_or(of_answer, |(_, column)| column), of_answer));
+            (None, prompt, answer) => {
+                let answer = (answer, of_answer);
+                return Err(without_template(prompt.unwrap_or(answer), answer));
             }
             (Some(template), prompt, answer) => {
                 let mut messages = match prompt {

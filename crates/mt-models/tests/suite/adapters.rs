@@ -50,6 +50,12 @@ pub fn peft(model: &str, variant: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/adapters").join(model).join(variant)
 }
 
+/// The keys of a case's adapters.
+pub fn keys_of(model: &str, variant: &str) -> &'static [&'static str] {
+    let case = CASES.iter().find(|(name, known, _)| (*name, *known) == (model, variant));
+    case.unwrap_or_else(|| panic!("no case `{variant}` of `{model}`")).2
+}
+
 pub fn with_keys(keys: &[&str]) -> Vec<String> {
     let of_group =
         keys.iter().map(|key| if key.starts_with("scan") { (*key).into() } else { format!("lora.{key}") });
@@ -84,6 +90,28 @@ pub fn together(model: &Decoder, base: &[HostArray], adapters: &[HostArray]) -> 
     model.parameters().iter().map(next).collect()
 }
 
+/// The parameters without adapters, which are merged into the weights.
+pub fn merged(model: &Decoder, parameters: &[HostArray]) -> Vec<HostArray> {
+    let (specs, adapter) = (model.parameters(), model.adapters().unwrap().adapter);
+    let merge = program(&options("merge", Arc::new(Placement::single())), |inputs| {
+        let values = declare(inputs, "params", &specs, false);
+        let merged = merged_weights(&specs, adapter, &values);
+        merged.into_iter().map(|value| inputs.replicated("merged", value)).collect()
+    });
+    run(&merge.unwrap(), parameters)
+}
+
+/// A PEFT directory with these arrays of adapters.
+pub fn written(model: &Decoder, arrays: &[HostArray]) -> tempfile::TempDir {
+    let target = tempfile::tempdir().unwrap();
+    let placed = arrays.iter().map(|array| {
+        let whole = Sharding::replicated(Placement::single().mesh().clone(), array.dims().len());
+        Array::from_host(cpu(1), array, &whole).unwrap()
+    });
+    write_adapters(model, &placed.collect::<Vec<_>>(), "a base", target.path()).unwrap();
+    target
+}
+
 #[track_caller]
 fn check((name, variant, keys): (&str, &str, &[&str]), scan: &str) {
     let directory = Directory::open(name);
@@ -100,25 +128,13 @@ fn check((name, variant, keys): (&str, &str, &[&str]), scan: &str) {
 
     // Merged into the weights.
     let plain = model.without_adapters().unwrap();
-    let (specs, adapter) = (model.parameters(), model.adapters().unwrap().adapter);
-    let merge = program(&options("merge", Arc::new(Placement::single())), |inputs| {
-        let values = declare(inputs, "params", &specs, false);
-        let merged = merged_weights(&specs, adapter, &values);
-        merged.into_iter().map(|value| inputs.replicated("merged", value)).collect()
-    });
-    let merged = run(&merge.unwrap(), &parameters);
+    let merged = merged(&model, &parameters);
     assert_eq!(merged.len(), plain.parameters().len());
     let error = largest_error(&logits(&*plain, &merged, &batch).to_f64(), &expected);
     assert!(error <= 1e-5, "{name} {variant} {scan}: merged logits differ by {error:e}");
 
     // Into a PEFT directory and back.
-    let target = tempfile::tempdir().unwrap();
-    let placed = adapters.iter().map(|array| {
-        let whole = Sharding::replicated(Placement::single().mesh().clone(), array.dims().len());
-        Array::from_host(cpu(1), array, &whole).unwrap()
-    });
-    let placed: Vec<Array> = placed.collect();
-    write_adapters(&model, &placed, "a base", target.path()).unwrap();
+    let target = written(&model, &adapters);
     let again = Weights::open_adapters(&model, target.path()).unwrap();
     assert_eq!(on_host(&again.load(cpu(1), &Placement::single(), &model, None).unwrap()), adapters);
     let file = |path: &Path| fs::read(path.join("adapter_model.safetensors")).unwrap();

@@ -15,7 +15,10 @@ use mt_nn::{
     axes::{BATCH, POSITION},
     divisor, token_loss,
 };
-use mt_runtime::{Array, CompileSettings, Executable, Input, testing::cpu};
+use mt_runtime::{
+    Array, CompileSettings, Executable, Input,
+    testing::{self, cpu},
+};
 use mt_shape::{DType, HostArray, Path, Placement, axis, logical};
 use mt_testing::merged;
 pub use mt_testing::{
@@ -355,8 +358,18 @@ pub fn gradients(model: &dyn Model, parameters: &[HostArray], batch: &Batch) -> 
 
 /// Logits without differentiation.
 pub fn logits(model: &dyn Model, parameters: &[HostArray], batch: &Batch) -> HostArray {
+    run(&logits_program(model, batch), &[parameters, &batch.arrays].concat()).remove(0)
+}
+
+/// As [`logits`], computed in `f64`. An error is then one of the definition, not of rounding.
+pub fn logits_in_f64(model: &dyn Model, parameters: &[HostArray], batch: &Batch) -> HostArray {
+    let inputs: Vec<HostArray> = parameters.iter().chain(&batch.arrays).map(testing::widened).collect();
+    run(&testing::in_f64(&logits_program(model, batch)), &inputs).remove(0)
+}
+
+fn logits_program(model: &dyn Model, batch: &Batch) -> Program {
     let specs = model.parameters();
-    let program = program(&options("logits", Arc::new(Placement::single())), |inputs| {
+    program(&options("logits", Arc::new(Placement::single())), |inputs| {
         let parameters = declare(inputs, "params", &specs, false);
         let (tokens, [targets, segmentation]) = declare_batch(inputs, batch.rows, batch.length);
         let (logits, _) = model.logits(&parameters, tokens, Forward::default());
@@ -364,8 +377,7 @@ pub fn logits(model: &dyn Model, parameters: &[HostArray], batch: &Batch) -> Hos
         let loss = cross_entropy(logits, targets, segmentation);
         vec![inputs.replicated("logits", logits.cast(DType::F32)), inputs.replicated("loss", loss)]
     })
-    .unwrap();
-    run(&program, &[parameters, &batch.arrays].concat()).remove(0)
+    .unwrap()
 }
 
 /// A file of this crate's reference values.

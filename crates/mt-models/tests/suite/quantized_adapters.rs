@@ -1,36 +1,44 @@
 //! Adapters above quantized weights (QLoRA), compared with values in float64;
 //! `goldens/quantized_adapters/generate.py` generates them and compares codes with Qwix.
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 use mt_checkpoint::{WeightsDirectory, WeightsOptions};
 use mt_models::{
     ForwardPass, Model, Storage,
     decoder::Decoder,
-    hugging_face::{Weights, write_adapters, write_weights},
+    hugging_face::{Weights, write_weights},
 };
-use mt_nn::merged_weights;
 use mt_runtime::{Array, testing::cpu};
-use mt_shape::{DType, HostArray, Placement, Sharding};
+use mt_shape::{DType, HostArray, Placement};
 use mt_testing::relative_error;
-use mt_trace::program;
 
 use crate::{
-    adapters::{on_host, peft, together, with_keys},
+    adapters::{keys_of, merged, on_host, peft, together, with_keys, written},
     directory::Directory,
-    harness::{declare, golden, gradients, largest_error, logits, options, placement, run},
+    harness::{golden, gradients, largest_error, logits, logits_in_f64, placement},
 };
 
-/// The cases of `generate.py`, with the keys of their adapters.
-const CASES: &[(&str, &str, &[&str], &str, Option<usize>)] = &[
-    ("llama_six_on_two", "lora", &["lora_rank=3", "lora_alpha=5"], "int8", None),
-    ("llama_six_on_two", "lora", &["lora_rank=3", "lora_alpha=5"], "int4", Some(2)),
-    ("llama_six_on_two", "lora", &["lora_rank=3", "lora_alpha=5"], "nf4", None),
-    ("llama_six_on_two", "lora", &["lora_rank=3", "lora_alpha=5"], "nf4", Some(2)),
-    ("llama_six_on_two", "dora", &["lora_rank=3", "lora_alpha=5", "use_dora=true"], "int8", Some(2)),
-    ("qwen3_untied", "lora", &["lora_rank=7", "lora_alpha=4"], "int8", Some(2)),
-    ("gemma2_odd_untied", "lora", &["lora_rank=3", "lora_alpha=7"], "int4", None),
+/// The cases of `generate.py`: the model and its adapters, the codes and the tile.
+const CASES: &[(&str, &str, &str, Option<usize>)] = &[
+    ("llama_six_on_two", "lora", "int8", None),
+    ("llama_six_on_two", "lora", "int4", Some(2)),
+    ("llama_six_on_two", "lora", "nf4", None),
+    ("llama_six_on_two", "lora", "nf4", Some(2)),
+    ("llama_six_on_two", "dora", "int8", Some(2)),
+    ("llama_six_on_two", "dora", "nf4", Some(2)),
+    ("llama_six_on_two", "dora", "nf4", None),
+    ("llama_six_on_two", "dora", "int4", Some(2)),
+    ("qwen3_untied", "lora", "int8", Some(2)),
+    ("qwen3_untied", "dora", "nf4", None),
+    ("qwen3_untied", "dora", "int4", Some(2)),
+    ("gemma2_odd_untied", "lora", "int4", None),
+    ("gemma2_odd_untied", "dora", "nf4", Some(2)),
+    ("gemma2_odd_untied", "dora", "int8", None),
 ];
+
+/// Cases whose logits `f32` rounds by up to 1.5e-5, and PEFT's own `f32` by 8e-6. They are compared in `f64`.
+const ROUNDED: &[(&str, &str, &str)] = &[("llama_six_on_two", "dora", "nf4")];
 
 /// Only the configuration reads it.
 const BASE: &str = "load_parameters_path=base";
@@ -45,20 +53,8 @@ fn loaded(model: &dyn Model, path: &Path, placement: &Placement, devices: usize)
     Weights::open(model, path).unwrap().load(cpu(devices), placement, model, None).unwrap()
 }
 
-/// Arrays of adapters as PEFT names them.
-fn in_peft(model: &Decoder, arrays: &[HostArray]) -> (tempfile::TempDir, WeightsDirectory) {
-    let target = tempfile::tempdir().unwrap();
-    let placed = arrays.iter().map(|array| {
-        let whole = Sharding::replicated(Placement::single().mesh().clone(), array.dims().len());
-        Array::from_host(cpu(1), array, &whole).unwrap()
-    });
-    write_adapters(model, &placed.collect::<Vec<_>>(), "", target.path()).unwrap();
-    let written = WeightsDirectory::open(&target.path().join("adapter_model.safetensors")).unwrap();
-    (target, written)
-}
-
 #[track_caller]
-fn check((name, variant, keys, codes, tile): (&str, &str, &[&str], &str, Option<usize>), scan: &str) {
+fn check((name, variant, codes, tile): (&str, &str, &str, Option<usize>), scan: &str) {
     let directory = Directory::open(name);
     let of_tile = tile.map_or("channel".to_owned(), |tile| tile.to_string());
     let what = format!("{name} {variant} {codes} {of_tile} {scan}");
@@ -66,7 +62,7 @@ fn check((name, variant, keys, codes, tile): (&str, &str, &[&str], &str, Option<
     let quantized = format!("lora_weight_qtype={codes}");
     let tiles = tile.map(|tile| format!("lora_tile_size={tile}"));
     let further: Vec<&str> = [scan, &quantized].into_iter().chain(tiles.as_deref()).collect();
-    let model = built(&directory, &[keys, &further].concat());
+    let model = built(&directory, &[keys_of(name, variant), &further].concat());
 
     // The base keeps nothing but codes and scales of the weights below adapters, on one device and on several.
     let base_model = model.base().unwrap();
@@ -89,17 +85,15 @@ fn check((name, variant, keys, codes, tile): (&str, &str, &[&str], &str, Option<
     let mut batch = directory.batch();
     let expected = golden.numbers("logits");
     let error = largest_error(&logits(&model, &parameters, &batch).to_f64(), &expected);
-    assert!(error <= 1e-5, "{what}: logits differ by {error:e}");
+    let is_rounded = ROUNDED.contains(&(name, variant, codes));
+    assert!(error <= 1e-5 || is_rounded, "{what}: logits differ by {error:e}");
+    let error = largest_error(&logits_in_f64(&model, &parameters, &batch).to_f64(), &expected);
+    eprintln!("DORA {what} in f64 {error:e}");
+    assert!(error <= 5e-6, "{what}: logits in f64 differ by {error:e}");
 
     // Merged into weights that are dense again.
     let plain = model.without_adapters().unwrap();
-    let (specs, adapter) = (model.parameters(), model.adapters().unwrap().adapter);
-    let merge = program(&options("merge", Arc::new(Placement::single())), |inputs| {
-        let values = declare(inputs, "params", &specs, false);
-        let merged = merged_weights(&specs, adapter, &values);
-        merged.into_iter().map(|value| inputs.replicated("merged", value)).collect()
-    });
-    let merged = run(&merge.unwrap(), &parameters);
+    let merged = merged(&model, &parameters);
     let error = largest_error(&logits(&*plain, &merged, &batch).to_f64(), &expected);
     assert!(error <= 1e-5, "{what}: merged logits differ by {error:e}");
 
@@ -119,9 +113,11 @@ fn check((name, variant, keys, codes, tile): (&str, &str, &[&str], &str, Option<
     let found = gradients(&model, &parameters, &batch);
     let loss = golden.numbers("loss")[0];
     assert!((found.loss - loss).abs() <= 1e-5 * loss, "{what}: {} is not {loss}", found.loss);
+    let specs = model.parameters();
     let of_adapters = specs.iter().zip(&found.gradients).filter(|((_, spec), _)| spec.adapter.is_some());
     let of_adapters: Vec<HostArray> = of_adapters.map(|(_, gradient)| gradient.clone()).collect();
-    let (_directory, named) = in_peft(&model, &of_adapters);
+    let directory = written(&model, &of_adapters);
+    let named = WeightsDirectory::open(&directory.path().join("adapter_model.safetensors")).unwrap();
     for tensor in named.names() {
         // The module that holds a magnitude has no name of its own in PEFT's files.
         let of_module = if tensor.ends_with("lora_magnitude_vector") { ".weight" } else { "" };

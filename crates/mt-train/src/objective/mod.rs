@@ -282,13 +282,7 @@ fn of_one_model(settings: &TrainConfig) -> Arc<dyn Objective> {
             RewardType::Process => Arc::new(JudgedSteps::of_config(settings)),
         };
     }
-    let tokens = NextToken {
-        length: settings.data.max_target_length,
-        vocab_size: settings.model.vocab_size,
-        z_loss_multiplier: settings.objective.z_loss_multiplier,
-        further: FurtherTokens::of_config(&settings.objective),
-        trains_tokens: !settings.model.indexer.warms_up(),
-    };
+    let tokens = NextToken::of_config(settings);
     match settings.objective.training_objective {
         TrainingObjective::CausalLm => Arc::new(tokens),
         TrainingObjective::BlockDiffusion => {

@@ -1,5 +1,6 @@
 //! Next-token prediction: pre-training and continued training on text.
 
+use mt_config::TrainConfig;
 use mt_data::arrays::{
     INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, SOURCE, SOURCE_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION,
 };
@@ -29,9 +30,24 @@ pub struct NextToken {
     /// Whether tokens have a share of the loss. Without one, only auxiliary losses train, and the losses of tokens are
     /// metrics.
     pub trains_tokens: bool,
+    /// Whether the loss of a token is multiplied by its probability, which counts as a constant (DFT; Wu et al., 2025).
+    /// Evaluations report the cross-entropy in any case.
+    pub weighs_by_probability: bool,
 }
 
 impl NextToken {
+    /// The objective of a configuration.
+    pub(crate) fn of_config(settings: &TrainConfig) -> Self {
+        Self {
+            length: settings.data.max_target_length,
+            vocab_size: settings.model.vocab_size,
+            z_loss_multiplier: settings.objective.z_loss_multiplier,
+            further: FurtherTokens::of_config(&settings.objective),
+            trains_tokens: !settings.model.indexer.warms_up(),
+            weighs_by_probability: settings.objective.weighs_by_probability(),
+        }
+    }
+
     fn token_loss<'t>(
         &self,
         model: &BoundModel<'_, 't>,
@@ -40,6 +56,20 @@ impl NextToken {
         let states = model.hidden(text_tokens(batch));
         let (targets, segmentation) = (batch.of(TARGETS), batch.of(TARGETS_SEGMENTATION));
         (model.token_loss(states.hidden, targets, segmentation, self.z_loss_multiplier), states)
+    }
+
+    /// The loss of a micro-batch whose tokens are weighed by their probabilities.
+    fn weighed_loss<'t>(
+        model: &BoundModel<'_, 't>,
+        batch: &BatchTensors<'t>,
+        divisor: Tensor<'t>,
+    ) -> Loss<'t> {
+        let HiddenStates { hidden, side, .. } = model.hidden(text_tokens(batch));
+        let log_probabilities = model.token_log_probabilities(hidden, batch.of(TARGETS));
+        let losses = log_probabilities * token_weights(batch.of(TARGETS_SEGMENTATION)) * -1.0;
+        let mean = |losses: Tensor<'t>| losses.sum(&[BATCH, POSITION]) / divisor;
+        let share = mean(losses * log_probabilities.exp().stop_gradient());
+        Loss { share, terms: vec![(names::LM_LOSS.into(), mean(losses).stop_gradient())], side }
     }
 }
 
@@ -127,6 +157,9 @@ impl Objective for NextToken {
         divisors: &[Tensor<'t>],
         _step: Tensor<'t>,
     ) -> Loss<'t> {
+        if self.weighs_by_probability {
+            return Self::weighed_loss(&models.trained, batch, divisors[0]);
+        }
         let (tokens, states) = self.token_loss(&models.trained, batch);
         let side = states.side;
         let divisor = divisors[0];

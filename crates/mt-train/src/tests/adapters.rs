@@ -238,6 +238,7 @@ impl Objective for Distance {
             z_loss_multiplier: 0.0,
             further: None,
             trains_tokens: true,
+            weighs_by_probability: false,
         }
         .arrays(rows)
     }

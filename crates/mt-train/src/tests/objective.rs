@@ -69,12 +69,14 @@ struct Setting<'a> {
 fn rule(model: Arc<dyn Model>, setting: Setting<'_>) -> LossRule {
     LossRule {
         precomputed: None,
+        derived: Arc::default(),
         objective: Arc::new(NextToken {
             length: LENGTH,
             vocab_size: VOCAB,
             z_loss_multiplier: 0.05,
             further: None,
             trains_tokens: true,
+            weighs_by_probability: false,
         }),
         model,
         frozen: Arc::new([]),

@@ -135,7 +135,7 @@ pub fn outcome_at(
     step: u32,
 ) -> Outcome {
     let rule = setup.programs().loss;
-    let specs = setup.model.parameters();
+    let specs = rule.specs();
     let options = ProgramOptions {
         precision: setup.model.precision(),
         ..ProgramOptions::new("preference", Target::CPU)

@@ -28,6 +28,13 @@ pub fn published(path: &Path, spec: &ParamSpec) -> String {
             _ => "lm_head.weight".to_owned(),
         };
     };
+    // The array of a learned map.
+    if let Some((projection, array)) = spec.role.rsplit_once('.')
+        && let Some(name) = projection.strip_prefix("attention.")
+        && ["A", "B", "W"].contains(&array)
+    {
+        return format!("model.layers.{layer}.self_attn.{}_proj.{array}", &name[..1]);
+    }
     let name = match spec.role.as_str() {
         "attention.query.kernel" => "self_attn.q_proj",
         "attention.key.kernel" => "self_attn.k_proj",

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use mt_data::arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION};
 
 use super::training::{LENGTH, NUM_DEVICES, NUM_ROWS, Trained, batch, configuration, on_one_device, train};
-use crate::{metrics::names::LARGEST_SCORE, plan::StateRule, query_key_clip::QueryKeyClipError};
+use crate::{
+    derived::Derived, metrics::names::LARGEST_SCORE, plan::StateRule, query_key_clip::QueryKeyClipError,
+};
 
 /// Sizes of the tiny model.
 const EMBED: usize = 32;
@@ -308,7 +310,7 @@ fn what_cannot_be_clipped_is_refused() {
     let refused = |keys: &[&str]| {
         let settings = configuration(&[&["use_qk_clip=true"], keys].concat(), 1);
         let model = mt_models::build(&settings.model).unwrap();
-        let made = StateRule::new(&settings, &*model, mt_runtime::Platform::Cpu);
+        let made = StateRule::new(&settings, &*model, &Derived::default(), mt_runtime::Platform::Cpu);
         match made.err() {
             Some(crate::TrainError::QueryKeyClip(error)) => error,
             other => panic!("{keys:?}: {other:?}"),

@@ -285,7 +285,7 @@ fn next_token(answers: &mut Answers) -> Result<(), Failure> {
         match answers.recv() {
             Some(AnswerEvent::Token { .. }) => return Ok(()),
             Some(AnswerEvent::Failed(error)) => return Err(error.into()),
-            Some(AnswerEvent::Prompt { .. } | AnswerEvent::Finished { .. }) => {}
+            Some(AnswerEvent::Prompt { .. } | AnswerEvent::Pooled { .. } | AnswerEvent::Finished { .. }) => {}
             None => return Err(Failure::run("an answer ended before its last token")),
         }
     }

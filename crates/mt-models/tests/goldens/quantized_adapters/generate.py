@@ -21,8 +21,15 @@ CASES = [
     ("llama_six_on_two", "lora", "nf4", None),
     ("llama_six_on_two", "lora", "nf4", 2),
     ("llama_six_on_two", "dora", "int8", 2),
+    ("llama_six_on_two", "dora", "nf4", 2),
+    ("llama_six_on_two", "dora", "nf4", None),
+    ("llama_six_on_two", "dora", "int4", 2),
     ("qwen3_untied", "lora", "int8", 2),
+    ("qwen3_untied", "dora", "nf4", None),
+    ("qwen3_untied", "dora", "int4", 2),
     ("gemma2_odd_untied", "lora", "int4", None),
+    ("gemma2_odd_untied", "dora", "nf4", 2),
+    ("gemma2_odd_untied", "dora", "int8", None),
 ]
 BOUNDS = {"int8": 127.5, "int4": 7.5, "nf4": 1.0}
 

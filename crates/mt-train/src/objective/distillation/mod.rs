@@ -21,9 +21,9 @@ use mt_shape::DType;
 use mt_trace::Tensor;
 
 use super::{
-    BatchArray, BatchTensors, BoundModel, DataRequest, FrozenModel, FrozenSource, FurtherTokens, Loss,
-    Models, NamedTensors, Objective, RunData, SideOutputs,
-    next_token::{text_arrays, text_tokens, token_sums, token_terms},
+    BatchArray, BatchTensors, BoundModel, DataRequest, FrozenModel, FrozenSource, Loss, Models, NamedTensors,
+    NextToken, Objective, RunData, SideOutputs,
+    next_token::{text_tokens, token_sums, token_terms},
 };
 use crate::{TrainError, metrics::names};
 
@@ -38,10 +38,8 @@ use teaching::of_stored_tokens;
 /// The cross-entropy of tokens, the divergence from a teacher's distributions and the distance of features,
 /// `(1 − α) CE + α D + β F`, each a mean over the tokens of a batch with a loss. The cross-entropy includes the z-loss.
 pub struct Distillation {
-    /// Positions per row.
-    pub length: usize,
-    pub vocab_size: usize,
-    pub z_loss_multiplier: f64,
+    /// The cross-entropy of tokens, with the loss of further ones.
+    pub tokens: NextToken,
     pub teacher: Teaching,
     pub alpha: OverSteps,
     /// The divisor of the logits of both models.
@@ -51,8 +49,6 @@ pub struct Distillation {
     pub restores_scale: bool,
     pub features: Option<Features>,
     pub student_answers: Option<StudentAnswers>,
-    /// The further tokens that the student predicts.
-    pub further: Option<FurtherTokens>,
 }
 
 /// The values of one step.
@@ -112,16 +108,13 @@ impl Distillation {
             None => Divergence::Forward,
         };
         Self {
-            length: settings.data.max_target_length,
-            vocab_size: settings.model.vocab_size,
-            z_loss_multiplier: settings.objective.z_loss_multiplier,
+            tokens: NextToken::of_config(settings),
             teacher,
             alpha: OverSteps { value: group.alpha(), steps },
             temperature: OverSteps { value: group.temperature(), steps },
             divergence,
             restores_scale: group.distill_jsd_beta.is_none(),
             features: Some(features).filter(|features| !features.weight.is_zero()),
-            further: FurtherTokens::of_config(&settings.objective),
             student_answers: (group.distill_student_answers > 0.0).then_some(StudentAnswers {
                 share: group.distill_student_answers,
                 temperature: group.distill_answer_temperature,
@@ -179,7 +172,7 @@ impl Distillation {
             (features.of_tokens(&layers, &own_layers) * weights).sum(&[BATCH, POSITION])
         };
         let total = next();
-        let z_loss = (self.z_loss_multiplier != 0.0).then(|| next().stop_gradient());
+        let z_loss = (self.tokens.z_loss_multiplier != 0.0).then(|| next().stop_gradient());
         Sums {
             student: TokenLoss { total, z_loss, weights: weights.sum(&[BATCH, POSITION]) },
             divergence: next(),
@@ -192,7 +185,7 @@ impl Distillation {
 
     /// The number of [`Self::sums_of_tokens`].
     fn num_sums(&self, heads: &Heads<'_, '_>) -> usize {
-        2 + usize::from(self.z_loss_multiplier != 0.0) + usize::from(heads.teacher.is_some())
+        2 + usize::from(self.tokens.z_loss_multiplier != 0.0) + usize::from(heads.teacher.is_some())
     }
 
     /// Sums over tokens: the student's loss, its z-loss if there is one, the divergence, and the loss of a teacher that runs.
@@ -209,7 +202,7 @@ impl Distillation {
         let logits = heads.student.logits_with(own, hidden);
         let loss_of =
             |logits, multiplier| heads.student.loss_of_logits(logits, targets, segmentation, multiplier);
-        let student = loss_of(logits, self.z_loss_multiplier);
+        let student = loss_of(logits, self.tokens.z_loss_multiplier);
         let (pair, teacher) = match heads.teacher {
             Some(teacher) => {
                 let other = teacher.logits_with(&captured[heads.num_own..], tokens[3]).stop_gradient();
@@ -230,7 +223,7 @@ impl Distillation {
         predictions: &[Tensor<'t>],
         batch: &BatchTensors<'t>,
     ) -> Option<Tensor<'t>> {
-        let further = self.further?;
+        let further = self.tokens.further?;
         Some(further.total_loss(&models.trained, predictions, batch) * further.weight)
     }
 }
@@ -249,15 +242,15 @@ impl Objective for Distillation {
     }
 
     fn arrays(&self, rows: usize) -> Vec<BatchArray> {
-        [self.evaluation_arrays(rows), self.teacher.arrays(rows, self.vocab_size)].concat()
+        [self.evaluation_arrays(rows), self.teacher.arrays(rows, self.tokens.vocab_size)].concat()
     }
 
     fn evaluation_arrays(&self, rows: usize) -> Vec<BatchArray> {
-        text_arrays(rows, self.length, self.vocab_size)
+        self.tokens.arrays(rows)
     }
 
     fn sequences(&self, rows: usize) -> [usize; 2] {
-        [rows, self.length]
+        self.tokens.sequences(rows)
     }
 
     fn data(&self, request: &DataRequest<'_>) -> Result<RunData, TrainError> {
@@ -288,8 +281,7 @@ impl Objective for Distillation {
     }
 
     fn weights<'t>(&self, batch: &BatchTensors<'t>) -> Vec<Tensor<'t>> {
-        let tokens = token_weights(batch.of(TARGETS_SEGMENTATION)).sum(&[BATCH, POSITION]);
-        [Some(tokens), self.further.map(|further| further.weights(batch))].into_iter().flatten().collect()
+        self.tokens.weights(batch)
     }
 
     fn loss<'t>(
@@ -335,11 +327,7 @@ impl Objective for Distillation {
     /// The cross-entropy, and the divergence from a teacher that runs at the temperature 1 whatever the schedule.
     fn evaluate<'t>(&self, models: &Models<'_, 't>, batch: &BatchTensors<'t>) -> NamedTensors<'t> {
         if models.frozen.is_empty() {
-            let states = models.trained.hidden(text_tokens(batch));
-            let (targets, segmentation) = (batch.of(TARGETS), batch.of(TARGETS_SEGMENTATION));
-            let student =
-                models.trained.token_loss(states.hidden, targets, segmentation, self.z_loss_multiplier);
-            return token_sums(&student).into_iter().chain(states.side.evaluated(student.weights)).collect();
+            return self.tokens.evaluate(models, batch);
         }
         let one = batch.of(TARGETS).region().full(DType::F32, &[], 1.0);
         let Sums { student, teacher, divergence, predictions, side, .. } =
@@ -348,7 +336,8 @@ impl Objective for Distillation {
         let total = |name: &str| format!("{}{name}", names::EVALUATION_TOTAL).into();
         sums.extend(teacher.map(|teacher| (total("teacher_loss"), teacher)));
         sums.push((total("kl_div"), divergence));
-        if let (Some(loss), Some(further)) = (self.loss_of_further(models, &predictions, batch), self.further)
+        if let (Some(loss), Some(further)) =
+            (self.loss_of_further(models, &predictions, batch), self.tokens.further)
         {
             let mean = loss / divisor(further.weights(batch));
             sums.push((names::EVALUATION_TOTAL_PREDICTION_LOSS.into(), mean * student.weights));

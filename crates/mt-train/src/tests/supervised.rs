@@ -1,0 +1,45 @@
+//! Losses of fine-tuning and their gradients, compared with `tests/goldens/supervised.py`.
+
+use mt_shape::{DType, HostArray};
+use mt_testing::Golden;
+
+use super::{
+    preference::{compare, outcome},
+    published::MODEL,
+    training::Setup,
+};
+use crate::metrics::names;
+
+const ROWS: usize = 6;
+const LENGTH: usize = 13;
+
+/// The keys of the objective. Batches are given.
+const OBJECTIVE: &[&str] = &["dataset_type=hf", "hf_path=json", "hf_train_files=a.jsonl", "use_sft=true"];
+
+fn batch(golden: &Golden) -> Vec<HostArray> {
+    let array = |values: Vec<i32>| HostArray::from_slice(DType::I32, &[ROWS, LENGTH], &values).unwrap();
+    let stored = |name: &str| array(golden.array(name).to_f64().iter().map(|value| *value as i32).collect());
+    let positions = array((0..ROWS * LENGTH).map(|index| (index % LENGTH) as i32).collect());
+    vec![stored("inputs"), positions, stored("segments"), stored("targets"), stored("counted")]
+}
+
+#[test]
+fn losses_and_gradients_equal_the_reference() {
+    let golden = Golden::open(env!("CARGO_MANIFEST_DIR"), "supervised.safetensors");
+    let of_nll = golden.array("nll.loss").to_f64()[0];
+    for name in ["nll", "dft"] {
+        let key = format!("sft_loss_type={name}");
+        for way in
+            [&[][..], &["gradient_accumulation_steps=3"], &["num_vocab_tiling=13", "remat_policy=full"]]
+        {
+            let setup = Setup::new(&[MODEL, OBJECTIVE, &[&key], way].concat(), 1);
+            let made = outcome(&setup, &golden, "policy", batch(&golden));
+            compare(&format!("{name} with {way:?}"), name, &*setup.model, &made, &golden);
+            let cross_entropy = made.metrics.iter().find(|(known, _)| known == names::LM_LOSS);
+            if let Some((_, cross_entropy)) = cross_entropy {
+                assert!((cross_entropy - of_nll).abs() <= 1e-5 * of_nll, "{cross_entropy}, not {of_nll}");
+            }
+            assert_eq!(cross_entropy.is_some(), name == "dft");
+        }
+    }
+}
