@@ -8,7 +8,7 @@ use crate::{
     EngineError,
     serve::{
         Adjustment, DeviceSteps, Pause, Piece, Plan, Prepared, Scheduler, SequenceId, ServeOptions,
-        ServedModel, StepChoice, Steps, TokenChoice, TokenLogProbability, row,
+        ServedModel, StepChoice, StepSizes, Steps, TokenChoice, TokenLogProbability, row,
     },
 };
 
@@ -59,7 +59,16 @@ impl MaxEngine {
     /// The model cannot generate from texts, or the cache does not fit into memory.
     pub fn new(served: ServedModel, options: ServeOptions) -> Result<Self, EngineError> {
         let sizes = options.step_sizes();
-        let Prepared { mut steps, scheduler, options } = served.prepare(options, &sizes)?;
+        Self::with_sizes(served, options, &sizes)
+    }
+
+    /// As [`Self::new`], with programs of these sizes.
+    pub(crate) fn with_sizes(
+        served: ServedModel,
+        options: ServeOptions,
+        sizes: &StepSizes,
+    ) -> Result<Self, EngineError> {
+        let Prepared { mut steps, scheduler, options } = served.prepare(options, sizes)?;
         if options.enable_model_warmup {
             steps.warm_up()?;
         }

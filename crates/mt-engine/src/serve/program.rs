@@ -437,20 +437,31 @@ impl ServePrograms {
         let adapters = self.adapter_choices(integers);
         let forward = Forward { state: Some(state), adapters, ..Forward::default() };
         let made = self.programs.model.hidden(&parameters, tokens, forward);
+        // Layers read the pools that are written here. Without a dependence on the last layer's output, XLA cannot order both,
+        // and copies each pool whose reads are not in a loop over layers.
+        let nothing = nothing_of(made.hidden);
         let updated = pools.into_iter().zip(self.pools()).zip(made.state).map(|((pool, spec), written)| {
             let written = gathered(written, &spec);
             let Kept::Slots { reach } = spec.kept else {
-                return self.with_entries(pool, entries, written);
+                return self.with_entries(pool, entries + nothing, written);
             };
             let index = reaches.iter().position(|(other, _)| *other == reach);
             let slots = range(columns.slots(index.expect("each reach has a pool")), POSITION);
-            let slots = slots.merge(&[BATCH, POSITION], WRITTEN);
+            let slots = slots.merge(&[BATCH, POSITION], WRITTEN) + nothing;
             self.written_to(pool, slots, written.merge(&[BATCH, KV_POSITION], WRITTEN))
         });
         let updated: Vec<Tensor<'t>> = updated.collect();
         let pools = self.pool_outputs(inputs, &updated);
         Advanced { parameters, hidden: made.hidden, pools, after: before + count, last }
     }
+}
+
+/// The `i32` number 0, as a function of hidden states.
+fn nothing_of(hidden: Tensor<'_>) -> Tensor<'_> {
+    let axes = hidden.axes();
+    let first = axes.iter().fold(hidden, |hidden, axis| hidden.at(axis.name, 0));
+    // No number is larger. A product with 0 would be simplified.
+    first.greater(f64::INFINITY).cast(DType::I32)
 }
 
 /// A pool with `values` at `indices`, `i32[written]`, of the axis `along`, written one after another.

@@ -69,7 +69,9 @@ fn mistakes(name: &str, keys: &[&str]) -> Vec<String> {
 }
 
 fn check(keys: &[&str]) {
-    let wrong: Vec<String> = MODELS.iter().flat_map(|name| mistakes(name, keys)).collect();
+    let unrolled = [keys, &["scan_layers=false"]].concat();
+    let wrong = MODELS.iter().flat_map(|name| mistakes(name, keys));
+    let wrong: Vec<String> = wrong.chain(mistakes("llama_six_on_two", &unrolled)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

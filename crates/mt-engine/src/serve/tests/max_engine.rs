@@ -5,7 +5,7 @@ use std::path::Path;
 use super::models::{bounds, family, prompts, request, start, tokens};
 use crate::{
     EngineError, MaxEngine, Slot, load_model,
-    serve::{CacheSize, ServeOptions, ServedModel, TokenChoice},
+    serve::{CacheSize, ServeOptions, ServedModel, StepSizes, TokenChoice},
 };
 
 #[path = "../../../examples/max_engine.rs"]
@@ -22,7 +22,10 @@ fn engine(name: &str, num_pages: usize, max_sequences: usize) -> MaxEngine {
         prefill_chunk_size: 8,
         ..ServeOptions::new(bounds(&loaded), loaded.vocab_size)
     };
-    MaxEngine::new(ServedModel::from(loaded), options).unwrap()
+    // One program for all batches keeps compilation short.
+    let sizes =
+        StepSizes { rows: vec![max_sequences], read_rows: vec![1], lengths: vec![8], pages: vec![16] };
+    MaxEngine::with_sizes(ServedModel::from(loaded), options, &sizes).unwrap()
 }
 
 /// Texts join and leave, in a cache that is too small for all of them.
