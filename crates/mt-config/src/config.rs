@@ -397,7 +397,9 @@ impl Config {
         saved_num_devices: usize,
     ) -> Vec<Difference> {
         const ACCUMULATION: &str = "gradient_accumulation_steps";
-        let acts = |key: &Key| !matches!(key.class, Class::NoEffectHere(_));
+        // An empty list of files and none are the same.
+        let asks = |key: &Key| [self, saved].iter().any(|config| key.asks(&config.entry(key.name).value));
+        let acts = |key: &Key| !matches!(key.class, Class::NoEffectHere(_)) && asks(key);
         let is_own = |key: &Key| acts(key) && !key.may_change_on_resume && key.name != ACCUMULATION;
         let mut conflicts: Vec<Difference> =
             saved.differences(self).into_iter().filter(|difference| is_own(difference.key)).collect();

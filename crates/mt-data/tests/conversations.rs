@@ -252,6 +252,32 @@ fn answers_that_a_template_does_not_mark_are_an_error() {
 }
 
 #[test]
+fn templates_without_roles_are_refused() {
+    let (directory, tokenizer) = tokenizer();
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let record = json!({"messages": [turn("user", "a"), turn("assistant", "b"), turn("user", "c"), turn("assistant", "d")]});
+    let encode = |text: &str| {
+        let template = ChatTemplate::from_text("given", text, directory.path()).unwrap();
+        let form = Conversations::new(columns(&record), Some(template), true);
+        form.encode(&record.to_string(), &tokenizer, BOTH, 1000)
+    };
+    let error = encode("{% for message in messages %}{{ message.content }}{% endfor %}").unwrap_err();
+    assert!(error.starts_with("the chat template renders messages of all roles alike"), "{error}");
+    assert!(error.contains("hint: let it write `message.role`"), "{error}");
+    // Marks distinguish answers, and so does a template that refuses other orders of roles.
+    encode(
+        "{% for message in messages %}{% if message.role == 'assistant' %}{% generation %}{{ message.content }}\
+         {% endgeneration %}{% else %}{{ message.content }}{% endif %}{% endfor %}",
+    )
+    .unwrap();
+    encode(
+        "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}\
+         {{ raise_exception('roles take turns') }}{% endif %}{{ message.content }}|{% endfor %}",
+    )
+    .unwrap();
+}
+
+#[test]
 fn parquet_files_hold_the_same_conversations() {
     let (directory, tokenizer) = tokenizer();
     let files = vec![goldens("conversations/conversations.parquet").to_str().unwrap().to_owned()];

@@ -92,11 +92,7 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
     };
     progress.end();
     let tokenizer = Tokenizer::load(tokenizer_directory(&directory.path))?;
-    let style = match (arguments.json, io::stdout().is_terminal()) {
-        (true, _) => Style::Json,
-        (false, true) => Style::Colored,
-        (false, false) => Style::Marked,
-    };
+    let style = Style::of_output(arguments.json);
     let rewards = settings.reward.use_reward.then_some(settings.reward.reward_type);
     let mut number = 0;
     while number < arguments.count
@@ -167,6 +163,16 @@ enum Style {
     Colored,
     /// Brackets enclose tokens with a loss.
     Marked,
+}
+
+impl Style {
+    fn of_output(is_json: bool) -> Self {
+        match (is_json, io::stdout().is_terminal()) {
+            (true, _) => Self::Json,
+            (false, true) => Self::Colored,
+            (false, false) => Self::Marked,
+        }
+    }
 }
 
 /// A document in a row: its tokens, and whether each has a loss, or a reward for reward models.

@@ -13,6 +13,10 @@ pub(super) const CHANGES_PROMPTS: &str = "the chat template renders the conversa
      hint: use a template with `{% generation %}` around answers, split the conversation into several with one answer \
      each, or train on all tokens (`sft_train_on_completion_only=false`)";
 
+/// The reason why answers of a template without roles cannot be learned.
+const WITHOUT_ROLES: &str = "the chat template renders messages of all roles alike, so that answers cannot be distinguished \
+     from the rest\nhint: let it write `message.role`, or enclose answers in `{% generation %}` and `{% endgeneration %}`";
+
 /// Renders messages. `tools` is a list or null.
 pub(super) fn render(
     template: &ChatTemplate,
@@ -58,6 +62,9 @@ pub(super) fn assistant_spans(
         return Ok(marked);
     }
     let text = render(template, messages, tools, false)?;
+    if has_no_roles(template, messages, tools, &text) {
+        return Err(WITHOUT_ROLES.to_owned());
+    }
     let mut answers = Vec::new();
     for (index, _) in messages.iter().enumerate().filter(|(_, message)| message["role"] == ASSISTANT) {
         let asked = render(template, &messages[..index], tools, true)?;
@@ -68,4 +75,15 @@ pub(super) fn assistant_spans(
         answers.push(shared_prefix(template, &messages[..index], tools, &asked, &with)?..with.len());
     }
     Ok((text, answers))
+}
+
+/// Whether a conversation, which renders as `text`, renders so whoever speaks. Templates that refuse other roles know them.
+fn has_no_roles(template: &ChatTemplate, messages: &[Value], tools: &Value, text: &str) -> bool {
+    let speaker = "user";
+    let has_others = messages.iter().any(|message| message["role"] == speaker);
+    let by_one = messages.iter().cloned().map(|mut message| {
+        message["role"] = speaker.into();
+        message
+    });
+    has_others && render(template, &by_one.collect::<Vec<_>>(), tools, false).is_ok_and(|other| other == text)
 }

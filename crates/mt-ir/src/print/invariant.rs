@@ -9,8 +9,8 @@ impl Printer<'_> {
     /// Prints the logarithm of 1 plus each element, by operations that are rounded alike in vectors and alone. XLA takes
     /// two approximations for the whole vectors of an array and for the rest.
     ///
-    /// `log(u) · x / (u − 1)`, with `u = 1 + x` as rounded, corrects the rounding of `u` (Kahan; Higham, 2002, section
-    /// 1.14.1). Where `u` is 1, the result is `x`; where `x` is so large that `u` is `x`, it is `log(u)`.
+    /// Between -0.3 and 1 it is `2 atanh(s) = 2s (1 + s²/3 + s⁴/5 + …)` with `s = x / (2 + x)`, elsewhere `log(1 + x)`. A
+    /// formula that subtracts the 1 again does not work: XLA would simplify the difference.
     pub(super) fn invariant_log_1p(&mut self, (operand, ty): (Name, &TensorType), scope: &str) -> Name {
         if ty.dtype != DType::F32 {
             let wide = TensorType::new(DType::F32, ty.dims.clone());
@@ -19,24 +19,36 @@ impl Printer<'_> {
             return self.operation("stablehlo.convert", &[(made, &wide)], &[], ty, scope);
         }
         let truth = TensorType::new(DType::Bool, ty.dims.clone());
-        let one = literal(&Literal::Splat { ty: ty.clone(), value: Scalar::Float(1.0) });
-        let one = self.operation("stablehlo.constant", &[], &[one], ty, scope);
+        let number = |printer: &mut Self, value: f64| {
+            let value = literal(&Literal::Splat { ty: ty.clone(), value: Scalar::Float(value) });
+            printer.operation("stablehlo.constant", &[], &[value], ty, scope)
+        };
         let binary = |printer: &mut Self, name: &str, left: Name, right: Name| {
             printer.operation(name, &[(left, ty), (right, ty)], &[], ty, scope)
         };
+        let [one, two] = [1.0, 2.0].map(|value| number(self, value));
         let sum = binary(self, "stablehlo.add", operand, one);
-        let logarithm = self.operation("stablehlo.log", &[(sum, ty)], &[], ty, scope);
-        let rounded = binary(self, "stablehlo.subtract", sum, one);
-        let factor = binary(self, "stablehlo.divide", operand, rounded);
-        let corrected = binary(self, "stablehlo.multiply", logarithm, factor);
-        let equal = ["comparison_direction = #stablehlo<comparison_direction EQ>".to_owned()];
-        let choose = |printer: &mut Self, other: Name, yes: Name, no: Name| {
-            let is_equal =
-                printer.operation("stablehlo.compare", &[(sum, ty), (other, ty)], &equal, &truth, scope);
-            let operands = [(is_equal, &truth), (yes, ty), (no, ty)];
-            printer.operation("stablehlo.select", &operands, &[], ty, scope)
+        let far = self.operation("stablehlo.log", &[(sum, ty)], &[], ty, scope);
+        let divisor = binary(self, "stablehlo.add", operand, two);
+        let quotient = binary(self, "stablehlo.divide", operand, divisor);
+        let square = binary(self, "stablehlo.multiply", quotient, quotient);
+        let mut series = number(self, 1.0 / 15.0);
+        for power in [13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
+            let product = binary(self, "stablehlo.multiply", series, square);
+            let coefficient = number(self, 1.0 / power);
+            series = binary(self, "stablehlo.add", product, coefficient);
+        }
+        let twice = binary(self, "stablehlo.add", quotient, quotient);
+        let near = binary(self, "stablehlo.multiply", twice, series);
+        let mut choose = |bound: f64, direction: &str, near: Name| {
+            let bound = number(self, bound);
+            let direction = [format!("comparison_direction = #stablehlo<comparison_direction {direction}>")];
+            let operands = [(operand, ty), (bound, ty)];
+            let is_near = self.operation("stablehlo.compare", &operands, &direction, &truth, scope);
+            let operands = [(is_near, &truth), (near, ty), (far, ty)];
+            self.operation("stablehlo.select", &operands, &[], ty, scope)
         };
-        let large = choose(self, operand, logarithm, corrected);
-        choose(self, one, operand, large)
+        let near = choose(1.0, "LE", near);
+        choose(-0.3, "GE", near)
     }
 }

@@ -37,7 +37,8 @@ const CASES: &[(&str, &str, &str, Option<usize>)] = &[
     ("gemma2_odd_untied", "dora", "int8", None),
 ];
 
-/// Cases whose logits `f32` rounds by up to 1.5e-5, and PEFT's own `f32` by 8e-6. They are compared in `f64`.
+/// Cases whose logits `f32` rounds by up to 1.5e-5; those of PEFT in `f32` differ by 4.5e-6 from its own in `f64`, and by
+/// 1.2e-5 with `int8`. In `f64`, where transformers still computes norms and softmax in `f32`, all cases agree within 5e-6.
 const ROUNDED: &[(&str, &str, &str)] = &[("llama_six_on_two", "dora", "nf4")];
 
 /// Only the configuration reads it.
@@ -88,7 +89,6 @@ fn check((name, variant, codes, tile): (&str, &str, &str, Option<usize>), scan: 
     let is_rounded = ROUNDED.contains(&(name, variant, codes));
     assert!(error <= 1e-5 || is_rounded, "{what}: logits differ by {error:e}");
     let error = largest_error(&logits_in_f64(&model, &parameters, &batch).to_f64(), &expected);
-    eprintln!("DORA {what} in f64 {error:e}");
     assert!(error <= 5e-6, "{what}: logits in f64 differ by {error:e}");
 
     // Merged into weights that are dense again.

@@ -13,8 +13,8 @@ use crate::metrics::names;
 const ROWS: usize = 6;
 const LENGTH: usize = 13;
 
-/// The keys of the objective. Batches are given.
-const OBJECTIVE: &[&str] = &["dataset_type=hf", "hf_path=json", "hf_train_files=a.jsonl", "use_sft=true"];
+/// The key of the objective. Batches are given.
+const OBJECTIVE: &[&str] = &["use_sft=true"];
 
 fn batch(golden: &Golden) -> Vec<HostArray> {
     let array = |values: Vec<i32>| HostArray::from_slice(DType::I32, &[ROWS, LENGTH], &values).unwrap();

@@ -111,7 +111,14 @@ fn sums_over_inner_dimensions_do_not_depend_on_the_number_of_rows() {
             let axes = [axis(TOKEN, count), axis(CHOICE, choices), axis(WIDTH, width)];
             let numbers = &numbers[..count * choices * width];
             run(&runtime, dtype, &axes, numbers, |x| {
-                vec![(x * 1.3 + 0.2).sum(&[CHOICE]), (x * x).sum(&[WIDTH]), x.sum(&[CHOICE, WIDTH])]
+                let length = (x.square().sum(&[WIDTH]) + 1e-6).rsqrt();
+                vec![
+                    (x * 1.3 + 0.2).sum(&[CHOICE]),
+                    (x * x).sum(&[WIDTH]),
+                    x.sum(&[CHOICE, WIDTH]),
+                    x * length * 0.35,
+                    x.softmax(WIDTH),
+                ]
             })
         };
         let expected = of_rows(40);
@@ -136,5 +143,23 @@ fn logarithms_of_sums_are_precise() {
         let (made, expected) = (f64::from(f32::from_bits(*bits)), f64::from(*number as f32).ln_1p());
         let is_close = made == expected || (made - expected).abs() <= 4e-7 * expected.abs();
         assert!(is_close, "of {number}: {made}, not {expected}");
+    }
+}
+
+#[test]
+fn products_are_rounded_before_they_are_added() {
+    let runtime = runtime();
+    let mut random = Random::new(5);
+    let numbers: Vec<f64> = (0..300).map(|_| random.between(-6.0, 6.0)).collect();
+    let f32s: Vec<f32> = numbers.iter().map(|number| *number as f32).collect();
+    for size in [1, 7, 8, 130, 300] {
+        let made = run(&runtime, DType::F32, &[axis(WIDTH, size)], &numbers[..size], |x| {
+            vec![x * x + x * 0.3, x * 1.7 - 0.1]
+        });
+        let expected: [fn(f32) -> f32; 2] = [|x| x * x + x * 0.3, |x| x * 1.7 - 0.1];
+        for (made, expected) in made.iter().zip(expected) {
+            let expected: Vec<u32> = f32s[..size].iter().map(|x| expected(*x).to_bits()).collect();
+            assert!(*made == expected, "{size} elements");
+        }
     }
 }
