@@ -189,7 +189,9 @@ fn wrong_maps_are_refused() {
     check(&[&share(embedding, embedding)], &["would take several values"]);
     let offline =
         ["offline_data_dir=logits", "learn_to_init_mode=true", "hf_eval_files=", "eval_interval=-1"];
-    sandbox.train("wrong", &offline).failed(2, &["stored logits have none", "hint: name a teacher that runs"]);
+    sandbox
+        .train("wrong", &offline)
+        .failed(2, &["stored logits have none", "hint: name a teacher that runs"]);
     // A resumed run keeps its maps.
     sandbox.train("begun", &[STUDENT, MAPS, &["steps=2"]].concat()).succeeded();
     sandbox

@@ -77,7 +77,7 @@ pub(super) fn assistant_spans(
     Ok((text, answers))
 }
 
-/// Whether a conversation, which renders as `text`, renders so whoever speaks. Templates that refuse other roles know them.
+/// Whether a conversation renders as `text` also with one role for all messages. Templates that refuse such messages know roles.
 fn has_no_roles(template: &ChatTemplate, messages: &[Value], tools: &Value, text: &str) -> bool {
     let speaker = "user";
     let has_others = messages.iter().any(|message| message["role"] == speaker);
