@@ -2,7 +2,7 @@
 
 use mt_config::{
     AttentionBlocks, Config, ConfigError, DecodeConfig, Hardware, MatmulPrecision, Request, ServeGroup,
-    TrainConfig,
+    SpeculativeMethod, TrainConfig,
 };
 use serde_json::json;
 
@@ -66,7 +66,6 @@ fn what_asks_for_something_unbuilt_is_refused() {
     for (setting, feature) in [
         ("expansion_factor_real_data=2", "hosts that read no data"),
         ("hf_access_token=abc", "the Hugging Face hub"),
-        ("prefix_caching_dram_byte=1000", "prefix caches in host memory"),
     ] {
         let error = training(&[setting]).unwrap_err().to_string();
         check_message(&error, &[feature, "not built yet"]);
@@ -77,7 +76,6 @@ fn what_asks_for_something_unbuilt_is_refused() {
         "expansion_factor_real_data=1",
         "hf_access_token=",
         "multi_sampling=true",
-        "prefix_caching_dram_byte=0",
         "use_chunked_prefill=true",
         "checkpoint_storage_use_ocdbt=true",
         "model_name=gpt3-52k",
@@ -106,6 +104,8 @@ fn the_cache_of_a_server_has_the_size_that_is_set() {
     check(&["pagedattn_num_pages=64", "pagedattn_tokens_per_page=32"], (None, Some(64), Some(32), None));
     check(&["pagedattn_max_pages_per_group=4"], (None, None, None, Some(4)));
     check(&["pagedattn_max_pages_per_group=-1"], (None, None, None, None));
+    let of_host = |arguments: &[&str]| serve(arguments).unwrap().host_bytes();
+    assert_eq!((of_host(&[]), of_host(&["prefix_caching_dram_byte=1e9"])), (0, 1_000_000_000));
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("base.yml");
     std::fs::write(&path, "pagedattn_num_pages: 64\nprefix_caching_hbm_byte: 10000000000\n").unwrap();
@@ -115,10 +115,37 @@ fn the_cache_of_a_server_has_the_size_that_is_set() {
             &["prefix_caching_hbm_byte=1e9", "pagedattn_num_pages=64"][..],
             ["`prefix_caching_hbm_byte` is", "`pagedattn_num_pages` is `64`"],
         ),
+        (
+            &["prefix_caching_dram_byte=1e9", "enable_prefix_caching=false"],
+            ["`prefix_caching_dram_byte` is", "`enable_prefix_caching` is `false`"],
+        ),
         (&["pagedattn_max_pages_per_group=0"], ["`pagedattn_max_pages_per_group` is `0`", "at least 1"]),
     ] {
         check_message(&serve(arguments).unwrap_err().to_string(), &fragments);
     }
+}
+
+#[test]
+fn drafts_need_their_source() {
+    let serve = |arguments: &[&str]| DecodeConfig::from_config(&resolved(arguments)).map(|keys| keys.serve);
+    let keys = serve(&[]).unwrap();
+    assert_eq!((keys.speculative_method, keys.num_speculative_tokens), (None, None));
+    let keys =
+        serve(&["speculative_method=ngram", "num_speculative_tokens=5", "prompt_lookup_max=3"]).unwrap();
+    assert_eq!(keys.speculative_method, Some(SpeculativeMethod::NGram));
+    assert_eq!(keys.num_speculative_tokens, Some(5));
+    assert_eq!((keys.prompt_lookup_min, keys.prompt_lookup_max), (2, 3));
+    for (arguments, fragments) in [
+        (&["speculative_method=medusa"][..], ["`speculative_method` is `medusa`", "`speculative_model`"]),
+        (
+            &["speculative_method=ngram", "prompt_lookup_min=4", "prompt_lookup_max=3"],
+            ["`prompt_lookup_min` is `4`", "the 3 of `prompt_lookup_max`"],
+        ),
+    ] {
+        check_message(&serve(arguments).unwrap_err().to_string(), &fragments);
+    }
+    let notes = resolved(&["prompt_lookup_max=3"]).notes();
+    assert!(notes.len() == 1 && notes[0].contains("has no effect without"), "{notes:?}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Measures an engine that serves requests beside the one that runs groups of prompts, on a model of random weights:
-//! `cargo run --release -p mt-engine --example serve -- [dtype] [requests] [prompt] [answer] [directory for HLO text]`.
+//! `cargo run --release -p mt-engine --example serve -- [dtype] [requests] [prompt] [answer] [drafts] [directory for HLO
+//! text]`. With a number of drafts, prompts repeat themselves, and the engine is measured with and without n-grams.
 
 use std::{
     ops::ControlFlow,
@@ -12,6 +13,7 @@ use mt_engine::{
     Engine, EngineOptions, Limits, PromptBounds, Request, SamplingOptions,
     serve::{
         AnswerEvent, AnswerLimits, CacheSize, EngineHandle, GenerationRequest, ServeOptions, ServedModel,
+        Speculation, SpeculationMethod,
     },
 };
 use mt_models::{Model, build};
@@ -59,9 +61,12 @@ fn main() {
     let model: Arc<dyn Model> = build(&group).expect("the model is valid").into();
     let placement = Arc::new(Placement::single());
     let parameters = Arc::new(random_parameters(&*model));
+    let num_drafts = number(4, 0);
+    let period = if num_drafts > 0 { 24 } else { usize::MAX };
     let texts: Vec<Vec<u32>> = (0..sizes.requests)
         .map(|row| {
-            (0..sizes.prompt).map(|index| ((index * 31 + row * 977) % group.vocab_size) as u32).collect()
+            let token = |index: usize| ((index % period * 31 + row * 977) % group.vocab_size) as u32;
+            (0..sizes.prompt).map(token).collect()
         })
         .collect();
     let served = || ServedModel {
@@ -78,8 +83,21 @@ fn main() {
         source: None,
     };
     let expected = measure_groups(served(), prompts, &sizes, &texts);
-    let compile = CompileSettings { dump_to: arguments.get(4).map(Into::into), ..CompileSettings::default() };
-    measure_serving(served(), prompts, &sizes, &texts, &expected, compile);
+    let compile = CompileSettings { dump_to: arguments.get(5).map(Into::into), ..CompileSettings::default() };
+    let method = SpeculationMethod::NGrams { shortest: 1, longest: 4 };
+    let ngrams = (num_drafts > 0).then_some(Speculation { num_tokens: num_drafts, method });
+    for speculation in [None].into_iter().chain(ngrams.map(Some)) {
+        let options = ServeOptions {
+            cache: CacheSize::Bytes(1 << 30),
+            max_sequences: sizes.requests.max(1),
+            enable_model_warmup: true,
+            enable_prefix_caching: false,
+            compile: compile.clone(),
+            speculation,
+            ..ServeOptions::new(prompts, prompts.vocab_size)
+        };
+        measure_serving(served(), options, &sizes, &texts, &expected);
+    }
 }
 
 fn random_parameters(model: &dyn Model) -> Vec<Array> {
@@ -128,20 +146,12 @@ fn measure_groups(
 
 fn measure_serving(
     served: ServedModel,
-    prompts: PromptBounds,
+    options: ServeOptions,
     sizes: &Sizes,
     texts: &[Vec<u32>],
     expected: &[Vec<u32>],
-    compile: CompileSettings,
 ) {
-    let options = ServeOptions {
-        cache: CacheSize::Bytes(1 << 30),
-        max_sequences: sizes.requests.max(1),
-        enable_model_warmup: true,
-        enable_prefix_caching: false,
-        compile,
-        ..ServeOptions::new(prompts, prompts.vocab_size)
-    };
+    let what = if options.speculation.is_some() { "n-grams" } else { "serving" };
     let started = Instant::now();
     let handle = EngineHandle::start(served, options).expect("the engine starts");
     println!("ready after {:.1} s", started.elapsed().as_secs_f64());
@@ -172,8 +182,13 @@ fn measure_serving(
             total += tokens.len();
             equal += usize::from(tokens == *expected);
         }
-        report("serving", round, sizes, total, [first.unwrap_or_default(), started.elapsed()]);
+        report(what, round, sizes, total, [first.unwrap_or_default(), started.elapsed()]);
         println!("  {equal} of {} answers are those of groups", expected.len());
+    }
+    let metrics = handle.metrics();
+    if metrics.drafts > 0 {
+        let mean = 1.0 + metrics.accepted_tokens as f64 / metrics.drafts as f64;
+        println!("  {mean:.2} tokens per verification, {} verifications", metrics.drafts);
     }
 }
 

@@ -51,6 +51,8 @@ pub enum EngineError {
     NoEncoder,
     #[error("{0}")]
     Sampling(String),
+    #[error("{problem}\nhint: {hint}")]
+    Speculation { problem: String, hint: String },
     #[error(
         "the model's logits after {position} tokens are not numbers\nhint: the weights are damaged, or their training \
          diverged; try an earlier checkpoint"
@@ -111,6 +113,11 @@ pub enum EngineError {
         "all {slots} slots or their pages are taken\nhint: release one, or give the engine more slots and pages"
     )]
     NoSlot { slots: usize },
+    #[error(
+        "generation splits rows over the mesh axes {axes} and heads over another, and XLA's partitioner computes wrong values \
+         there\nhint: give the devices of these axes to one of them"
+    )]
+    RowsOverSeveralAxes { axes: String },
     #[error("a step of the engine has failed: {0}")]
     StepFailed(String),
     #[error("the engine was shut down before the answer ended")]
@@ -165,6 +172,7 @@ impl EngineError {
             | Self::EmptyRow { .. }
             | Self::RowTooLong { .. }
             | Self::Sampling(_)
+            | Self::Speculation { .. }
             | Self::SplitsNothing(_)
             | Self::NoCheckpoint
             | Self::NoAdapters { .. }
@@ -174,6 +182,7 @@ impl EngineError {
             | Self::AdaptersOfTheModel { .. }
             | Self::NoPage { .. }
             | Self::NoSlot { .. }
+            | Self::RowsOverSeveralAxes { .. }
             | Self::NoSource { .. }
             | Self::NoEncoder
             | Self::SourceCount { .. }

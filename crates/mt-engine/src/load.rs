@@ -10,7 +10,8 @@ use mt_config::{DecodeConfig, LoadConfig, Notice};
 use mt_data::Tokenizer;
 use mt_models::{
     ArrayUse, Model, SavedParameters, StateArray, StateSpec, build,
-    hugging_face::{check_files, is_hugging_face},
+    decoder::{Decoder, FusionConfig},
+    hugging_face::{check_files, has_tensor, is_hugging_face},
 };
 use mt_runtime::{Array, CompileSettings, OnInstall, Runtime, notes_on, start_runtime};
 use mt_shape::{Placement, PlacementRow, Sharding, check_axes, placement_table};
@@ -79,11 +80,7 @@ pub struct LoadedModel {
 /// # Errors
 /// The weights do not match the model, or they cannot be read.
 pub fn load_model(config: &LoadConfig, on_install: OnInstall<'_>) -> Result<LoadedModel, EngineError> {
-    let group = &config.checkpoint;
-    let path = group.parameters_path().or(group.load_full_state_path.as_deref());
-    let path = path.ok_or(EngineError::NoCheckpoint)?;
-    let model: Arc<dyn Model> = build(&config.model)?.into();
-    let saved = SavedParameters::open_with(&*model, path, group.lora_restore_path.as_deref())?;
+    let (model, saved) = opened(config)?;
     let runtime = start_runtime(&config.run, &config.debug, on_install)?;
     let topology = config.placement.topology(runtime.num_devices(), &runtime.device_attributes())?;
     let placement = Arc::new(config.placement.placement(topology)?);
@@ -107,6 +104,75 @@ pub fn load_model(config: &LoadConfig, on_install: OnInstall<'_>) -> Result<Load
         skipped: loaded.skipped,
         notices,
         placements,
+    })
+}
+
+/// The model of a configuration, and its weights on the disk.
+fn opened(config: &LoadConfig) -> Result<(Arc<dyn Model>, SavedParameters), EngineError> {
+    let group = &config.checkpoint;
+    let path = group.parameters_path().or(group.load_full_state_path.as_deref());
+    let path = path.ok_or(EngineError::NoCheckpoint)?;
+    let model: Arc<dyn Model> = build(&config.model)?.into();
+    let saved = SavedParameters::open_with(&*model, path, group.lora_restore_path.as_deref())?;
+    Ok((model, saved))
+}
+
+/// As [`load_model`], on the devices of another model, with its rules of placement.
+///
+/// # Errors
+/// As [`load_model`].
+pub fn load_beside(config: &LoadConfig, other: &LoadedModel) -> Result<LoadedModel, EngineError> {
+    let (model, saved) = opened(config)?;
+    beside(config, other, model, &saved)
+}
+
+/// Loads the decoder of a published directory that drafts from the states of another model (EAGLE), on its devices.
+///
+/// # Errors
+/// As [`load_model`].
+pub fn load_eagle(config: &LoadConfig, other: &LoadedModel) -> Result<LoadedModel, EngineError> {
+    let path = config.checkpoint.parameters_path().ok_or(EngineError::NoCheckpoint)?;
+    let wrong = |problem: &str, hint: &str| {
+        let problem = format!("`{}` {problem}", path.display());
+        Err(EngineError::Speculation { problem, hint: hint.to_owned() })
+    };
+    // A vocabulary of its own, or a layer that reads states of several layers.
+    if ["d2t", "t2d", "midlayer.hidden_norm.weight"].iter().any(|name| has_tensor(path, name)) {
+        return wrong(
+            "holds a layer of EAGLE-3, which is not built",
+            "name a directory with a layer of EAGLE or EAGLE-2, or use another `speculative_method`",
+        );
+    }
+    if !has_tensor(path, "fc.weight") {
+        return wrong(
+            "has no tensor `fc.weight`, and so no layer of EAGLE",
+            "name a directory with `fc`, `embed_tokens` and `layers.0`, or use `speculative_method=draft_model`",
+        );
+    }
+    let fusion = FusionConfig { has_bias: has_tensor(path, "fc.bias") };
+    let model: Arc<dyn Model> = Arc::new(Decoder::drafting(&config.model, fusion)?);
+    let saved = SavedParameters::open_with(&*model, path, None)?;
+    beside(config, other, model, &saved)
+}
+
+fn beside(
+    config: &LoadConfig,
+    other: &LoadedModel,
+    model: Arc<dyn Model>,
+    saved: &SavedParameters,
+) -> Result<LoadedModel, EngineError> {
+    let loaded = saved.load(&*model, &other.runtime, &other.placement, ArrayUse::Read)?;
+    Ok(LoadedModel {
+        runtime: other.runtime.clone(),
+        placement: other.placement.clone(),
+        model,
+        parameters: loaded.arrays,
+        vocab_size: config.model.vocab_size,
+        step: loaded.step,
+        checkpoint: loaded.path,
+        skipped: loaded.skipped,
+        notices: Vec::new(),
+        placements: None,
     })
 }
 

@@ -61,8 +61,11 @@ impl DecodePlan {
                 let prompt = prompts.max_prefill_length.min(prompts.max_target_length);
                 let sizes = BatchSizes::of(MAX_BATCH, prompt, prompts.max_target_length);
                 let mut options = sizes.options(prompts, num_choices);
-                let (_, pools) = pool_sizes(&*programs.model, &programs.placement, &mut options)?;
-                PlannedPrograms::Texts(ServePrograms { programs, sizes: pools }, sizes)
+                let (_, pools) = pool_sizes(&*programs.model, None, &programs.placement, &mut options)?;
+                PlannedPrograms::Texts(
+                    ServePrograms { programs, sizes: pools, drafter: None, num_drafts: 0 },
+                    sizes,
+                )
             }
         };
         Ok(Self { programs, settings, topology })

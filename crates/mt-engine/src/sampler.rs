@@ -38,7 +38,7 @@ pub(crate) struct Controls<'t> {
 }
 
 /// The axis of candidate tokens, sorted by probability where the sampler truncates.
-const CANDIDATE: &str = "candidate";
+pub(crate) const CANDIDATE: &str = "candidate";
 
 impl Sampler {
     /// Selects a token for each row.
@@ -51,40 +51,119 @@ impl Sampler {
         positions: Tensor<'t>,
         controls: Option<Controls<'t>>,
     ) -> Tensor<'t> {
+        let (Some(controls), false) = (controls, self == Self::Greedy) else { return likeliest(logits) };
+        let uniform = uniform(positions, controls, None);
+        self.candidates(logits, controls).draw(uniform)
+    }
+
+    /// The tokens that each row can draw. All tokens for greedy samplers, which draw none.
+    ///
+    /// # Shapes
+    /// `f32[batch, vocab]`
+    pub fn candidates<'t>(self, logits: Tensor<'t>, controls: Controls<'t>) -> Candidates<'t> {
         let region = logits.region();
         let vocab = logits.axis(VOCAB);
-        let (Some(controls), false) = (controls, self == Self::Greedy) else { return likeliest(logits) };
-        let uniform = uniform(positions, controls);
-        match self {
-            Self::Greedy => likeliest(logits),
-            Self::Weighted => {
-                let weights = relative(logits, VOCAB, controls).rename(VOCAB, CANDIDATE);
-                let possible = weights.greater(0.0);
-                let kept = controls.likely(weights).map_or(possible, |likely| likely.logical_and(possible));
-                draw(kept.select(weights, zeros_like(weights)), kept, uniform)
-            }
-            Self::Truncated { candidates } => {
-                let (scores, tokens) = if candidates < vocab.size {
-                    logits.top_k(candidates, CANDIDATE)
-                } else {
-                    let tokens = region.iota(DType::I32, vocab);
-                    let sorted = logits.sort_with(&[tokens], VOCAB, true);
-                    (sorted[0].rename(VOCAB, CANDIDATE), sorted[1].rename(VOCAB, CANDIDATE))
-                };
-                let places = places(scores);
-                let weights = relative(scores, CANDIDATE, controls);
-                let likely = places.less(controls.top_k);
-                let likely = controls.likely(weights).map_or(likely, |other| likely.logical_and(other));
-                let weights = likely.select(weights, zeros_like(weights));
-                // A token is kept if the tokens before it do not reach the mass. The first token is always kept.
-                let sums = weights.cumulative_sum(CANDIDATE);
-                let mass = sums.max(&[CANDIDATE]) * controls.top_p;
-                let kept = likely.logical_and((sums - weights).less(mass));
-                let place = draw(kept.select(weights, zeros_like(weights)), kept, uniform);
-                let chosen = places.equals(place);
+        let Self::Truncated { candidates } = self else {
+            let weights = relative(logits, VOCAB, controls).rename(VOCAB, CANDIDATE);
+            let possible = weights.greater(0.0);
+            let kept = controls.likely(weights).map_or(possible, |likely| likely.logical_and(possible));
+            let weights = kept.select(weights, zeros_like(weights));
+            return Candidates { weights, kept, ranked: None };
+        };
+        let (scores, tokens) = if candidates < vocab.size {
+            logits.top_k(candidates, CANDIDATE)
+        } else {
+            let tokens = region.iota(DType::I32, vocab);
+            let sorted = logits.sort_with(&[tokens], VOCAB, true);
+            (sorted[0].rename(VOCAB, CANDIDATE), sorted[1].rename(VOCAB, CANDIDATE))
+        };
+        let places = places(scores);
+        let weights = relative(scores, CANDIDATE, controls);
+        let likely = places.less(controls.top_k);
+        let likely = controls.likely(weights).map_or(likely, |other| likely.logical_and(other));
+        let weights = likely.select(weights, zeros_like(weights));
+        // A token is kept if the tokens before it do not reach the mass. The first token is always kept.
+        let sums = weights.cumulative_sum(CANDIDATE);
+        let mass = sums.max(&[CANDIDATE]) * controls.top_p;
+        let kept = likely.logical_and((sums - weights).less(mass));
+        let weights = kept.select(weights, zeros_like(weights));
+        Candidates { weights, kept, ranked: Some((scores, tokens)) }
+    }
+}
+
+/// The tokens that each row can draw.
+#[derive(Clone, Copy)]
+pub(crate) struct Candidates<'t> {
+    /// `f32[batch, candidate]`: unnormalized probabilities, 0 for tokens that are not kept.
+    pub weights: Tensor<'t>,
+    /// Whether a candidate can be drawn.
+    kept: Tensor<'t>,
+    /// The logits and the tokens of candidates in descending order, where the sampler ranks them. Otherwise all tokens are
+    /// candidates, in order.
+    ranked: Option<(Tensor<'t>, Tensor<'t>)>,
+}
+
+impl<'t> Candidates<'t> {
+    /// All tokens with these unnormalized probabilities.
+    ///
+    /// # Shapes
+    /// `f32[batch, vocab]`
+    pub fn of_all(weights: Tensor<'t>) -> Self {
+        let weights = weights.rename(VOCAB, CANDIDATE);
+        Self { weights, kept: weights.greater(0.0), ranked: None }
+    }
+
+    /// The token of each candidate.
+    ///
+    /// # Shapes
+    /// `i32[batch, candidate]`
+    pub fn tokens(&self) -> Tensor<'t> {
+        self.ranked.map_or_else(|| places(self.weights), |(_, tokens)| tokens)
+    }
+
+    /// Draws a token of each row by a number in `0..1`.
+    ///
+    /// # Shapes
+    /// `f32[batch] -> i32[batch]`
+    pub fn draw(&self, uniform: Tensor<'t>) -> Tensor<'t> {
+        self.drawn_by(self.weights, self.kept, uniform)
+    }
+
+    /// Draws a token of each row by other weights of the candidates, of which at least one is positive.
+    ///
+    /// # Shapes
+    /// `f32[batch, candidate], f32[batch] -> i32[batch]`
+    pub fn draw_by(&self, weights: Tensor<'t>, uniform: Tensor<'t>) -> Tensor<'t> {
+        self.drawn_by(weights, weights.greater(0.0), uniform)
+    }
+
+    fn drawn_by(&self, weights: Tensor<'t>, kept: Tensor<'t>, uniform: Tensor<'t>) -> Tensor<'t> {
+        let place = draw(weights, kept, uniform);
+        match self.ranked {
+            None => place,
+            Some((_, tokens)) => {
+                let chosen = places(tokens).equals(place);
                 chosen.select(tokens, zeros_like(tokens)).sum(&[CANDIDATE])
             }
         }
+    }
+
+    /// The probabilities of all tokens. Tokens as probable as the last one that is kept are kept, too, so that they may be
+    /// more than the candidates.
+    ///
+    /// # Shapes
+    /// `f32[batch, vocab] -> f32[batch, vocab]`
+    pub fn probabilities(&self, logits: Tensor<'t>, controls: Controls<'t>) -> Tensor<'t> {
+        let weights = match self.ranked {
+            None => self.weights.rename(CANDIDATE, VOCAB),
+            Some((scores, _)) => {
+                let none = scores.region().full(DType::F32, &scores.axes(), f64::from(f32::MAX));
+                let least = self.kept.select(scores, none).min(&[CANDIDATE]);
+                let weights = relative(logits, VOCAB, controls);
+                logits.greater_equal(least.broadcast(&logits.axes())).select(weights, zeros_like(weights))
+            }
+        };
+        weights / weights.sum(&[VOCAB])
     }
 }
 
@@ -118,8 +197,15 @@ impl<'t> Controls<'t> {
     }
 }
 
-/// One number in `0..1` for each row, independent of other rows.
-fn uniform<'t>(positions: Tensor<'t>, controls: Controls<'t>) -> Tensor<'t> {
+/// One number in `0..1` for each row, independent of other rows, and of those of other streams for the same position.
+///
+/// # Shapes
+/// `i32[batch] -> f32[batch]`
+pub(crate) fn uniform<'t>(
+    positions: Tensor<'t>,
+    controls: Controls<'t>,
+    stream: Option<&'static str>,
+) -> Tensor<'t> {
     #[derive(Tree)]
     struct Draws<L> {
         seed: L,
@@ -131,6 +217,7 @@ fn uniform<'t>(positions: Tensor<'t>, controls: Controls<'t>) -> Tensor<'t> {
     let options = ScanOptions::over(positions.axis(BATCH));
     let ([], [uniform]) = positions.region().scan(options, [], &draws, |_, [], draw| {
         let key = Key::new(draw.seed).fold_in(draw.sample).fold_in(draw.position);
+        let key = stream.map_or(key, |stream| key.fold_in_name(stream));
         ([], [key.uniform(&[])])
     });
     uniform

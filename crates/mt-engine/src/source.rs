@@ -1,7 +1,7 @@
 //! Generation with an encoder: prompts are sources, and answers begin with the start token.
 //!
-//! What the encoder makes of a source is kept for one sequence as a whole, so rows run in groups to their end, in arrays of
-//! their own instead of pools.
+//! The encoder's results belong to one sequence as a whole, so rows run in groups to their end, in arrays of their own instead
+//! of pools.
 
 use std::{
     ops::ControlFlow,

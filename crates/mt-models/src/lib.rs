@@ -23,7 +23,7 @@ pub use layer_output::{
 };
 pub use model::{
     ENTRY_OF_SEQUENCE, Forward, ForwardPass, GenerationState, Hidden, Kept, Model, ModelError, PageTables,
-    Source, StateSpec, Tokens, build,
+    Prediction, Source, StateSpec, Tokens, build,
 };
 pub use storage::{
     AdaptedParameters, AdapterOptions, AdapterRecord, Affine, ArrayUse, EXACT_ITEM, FirstParameters,

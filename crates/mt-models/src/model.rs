@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use mt_config::ModelGroup;
 use mt_nn::{
     ParamSpec, SequenceOrder,
-    attention::{PAGE, slots_of_pages},
+    attention::{PAGE, Segments, slots_of_pages},
     axes::{BATCH, KV_POSITION},
 };
 use mt_shape::{AdapterChoices, Axis, DType, LogicalAxis, Path, axis, logical};
@@ -194,6 +194,16 @@ pub struct GenerationState<'t> {
     pub pages: Option<PageTables<'t>>,
 }
 
+impl<'t> GenerationState<'t> {
+    /// The tokens that those of a call attend to.
+    pub(crate) fn segments(&self, tokens: &Tokens<'t>) -> Segments<'t> {
+        match self.is_filled {
+            false => Segments::of_cache(tokens.segmentation, self.segmentation, self.start, tokens.order),
+            true => Segments::within(tokens.segmentation, tokens.order).with_positions(tokens.positions),
+        }
+    }
+}
+
 /// Where the rows of a call have their state in pools.
 #[derive(Clone)]
 pub struct PageTables<'t> {
@@ -266,6 +276,8 @@ pub struct Hidden<'t> {
     /// The hidden states of the modules that predict further tokens, if requested: those from which the head predicts
     /// the second next token of each position, the third next, and so on. `[batch, position, embed]` each.
     pub predictions: Vec<Tensor<'t>>,
+    /// The states that [`ForwardPass::predict`] reads: normalized or not, and of one residual stream or several.
+    pub carried: Tensor<'t>,
     /// The state after these tokens in the order of [`ForwardPass::state`]; empty without a state.
     pub state: Vec<Tensor<'t>>,
     /// Names and values of layers' outputs, if requested.
@@ -275,6 +287,17 @@ pub struct Hidden<'t> {
     /// Auxiliary losses by metric name, which are added to the loss of the tokens. Each is a loss of the whole call,
     /// not a sum over its tokens.
     pub auxiliary_losses: Vec<(&'static str, Tensor<'t>)>,
+}
+
+/// The results of a module that predicts further tokens.
+#[derive(Clone)]
+pub struct Prediction<'t> {
+    /// The hidden states that the head receives: `[batch, position, embed]`.
+    pub hidden: Tensor<'t>,
+    /// The states that the module reads when it is applied once more, as [`Hidden::carried`].
+    pub carried: Tensor<'t>,
+    /// The module's state after these tokens, in the order of [`ForwardPass::prediction_state`].
+    pub state: Vec<Tensor<'t>>,
 }
 
 /// An array of the generation state, of one layer or of stacked layers.
@@ -360,6 +383,9 @@ pub trait ForwardPass {
     /// The precision of `f32` products in the model's programs.
     fn precision(&self) -> Precision;
 
+    /// The width of hidden states.
+    fn width(&self) -> usize;
+
     /// The number of learned positions, if positions are learned.
     fn num_learned_positions(&self) -> Option<usize>;
 
@@ -381,6 +407,29 @@ pub trait ForwardPass {
     /// The arrays of the generation state for `batch` sequences of up to `slots` tokens, grouped by layer or stack of
     /// layers. `source` is the number of tokens of a source; models without an encoder ignore it.
     fn state(&self, batch: usize, slots: usize, source: usize) -> Vec<StateSpec>;
+
+    /// The arrays of the generation state of the first module that predicts further tokens, as [`ForwardPass::state`], or
+    /// those of a whole decoder that drafts for another model. `None` if the model predicts no further tokens.
+    fn prediction_state(&self, _batch: usize, _slots: usize) -> Option<Vec<StateSpec>> {
+        None
+    }
+
+    /// Applies the first module that predicts further tokens, or a decoder that drafts for another model, in generation.
+    /// `carried` are the states of tokens, and
+    /// `next` holds the tokens that follow them, at the positions of the former. From the results, the head predicts the
+    /// tokens behind `next`.
+    ///
+    /// # Panics
+    /// The model has no such module.
+    fn predict<'t>(
+        &self,
+        _parameters: &[Tensor<'t>],
+        _carried: Tensor<'t>,
+        _next: Tokens<'t>,
+        _state: GenerationState<'t>,
+    ) -> Prediction<'t> {
+        unreachable!("models without modules predict no further tokens")
+    }
 
     /// Whether the model has an encoder, so that its tokens need a source ([`Tokens::source`]).
     fn reads_source(&self) -> bool {

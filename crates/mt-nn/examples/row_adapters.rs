@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p mt-nn --example row_adapters` prints the processor time in milliseconds. Grouped products read the
 //! arrays of the chosen adapters once. A gather copies them for each row. Products with all adapters at once mask those that
-//! a row did not choose. `weight/rows.rs` is written by these measurements.
+//! a row did not choose. `weight/rows.rs` uses grouped products.
 
 use std::fs;
 
@@ -135,12 +135,7 @@ fn compiled(target: Target, form: Form, sizes: Sizes) -> Executable {
                     weight.dot(x, &[EMBED])
                 }
                 Form::Gathered => {
-                    let zero = |array: Tensor<'_>| {
-                        let mut axes = array.axes().to_vec();
-                        axes[0] = axis(ADAPTER, 1);
-                        array.region().full(DType::F32, &axes, 0.0).concatenate(&[array], ADAPTER)
-                    };
-                    let [a, b] = [a, b].map(|array| zero(array).take(ADAPTER, choices));
+                    let [a, b] = [a, b].map(|array| with_zeros(array).take(ADAPTER, choices));
                     plain + x.contract(a, &[EMBED]).contract(b, &[LORA_RANK])
                 }
                 Form::Together => {
@@ -155,6 +150,13 @@ fn compiled(target: Target, form: Form, sizes: Sizes) -> Executable {
     })
     .expect("the products can be traced");
     cpu(1).compile(&program, &CompileSettings::default()).expect("the program compiles")
+}
+
+/// The arrays of adapters behind those of no adapter.
+fn with_zeros<'t>(array: Tensor<'t>) -> Tensor<'t> {
+    let mut axes = array.axes().to_vec();
+    axes[0] = axis(ADAPTER, 1);
+    array.region().full(DType::F32, &axes, 0.0).concatenate(&[array], ADAPTER)
 }
 
 /// The processor time of this process's threads, in milliseconds.

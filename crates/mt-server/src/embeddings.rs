@@ -151,14 +151,18 @@ impl Run {
         let time = self.app.limits.answer_time;
         let left = time.checked_sub(self.started.elapsed()).unwrap_or(Duration::ZERO);
         let mut phase = self.app.phase.subscribe();
+        let ended = async move {
+            // The sender lives as long as the server.
+            let _ = phase.wait_for(|phase| *phase == Phase::Ended).await;
+        };
+        tokio::pin!(ended);
         loop {
             let event = tokio::select! {
                 event = poll_fn(|context| stream.poll_next(context)) => event,
                 () = tokio::time::sleep_until(Deadline::now() + left) => {
                     return Err(ApiError::timeout(time.as_secs()));
                 }
-                // The sender lives as long as the server.
-                _ = phase.wait_for(|phase| *phase == Phase::Ended) => return Err(ApiError::shutting_down()),
+                () = &mut ended => return Err(ApiError::shutting_down()),
             };
             match event {
                 Some(AnswerEvent::Pooled { values }) => return Ok(values),

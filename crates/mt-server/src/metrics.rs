@@ -137,6 +137,7 @@ impl Metrics {
             ] {
                 page.single(name, "counter", help, value as f64);
             }
+            page.speculation(engine);
             page.head("request_success_total", "counter", "Answers by the reason of their end");
             for reason in ["stop", "length", "abort"] {
                 let count = counts.finished.get(reason).copied().unwrap_or_default();
@@ -209,6 +210,26 @@ impl Page {
         self.line(name, "", value);
     }
 
+    /// The counts of speculative decoding, if the engine speculates. The mean number of tokens of a verification is 1 more
+    /// than that of accepted tokens.
+    fn speculation(&mut self, engine: &EngineMetrics) {
+        if engine.accepted_by_place.is_empty() {
+            return;
+        }
+        for (name, help, value) in [
+            ("num_drafts_total", "Verifications of drafted tokens", engine.drafts),
+            ("num_draft_tokens_total", "Drafted tokens", engine.drafted_tokens),
+            ("num_accepted_tokens_total", "Drafted tokens that were accepted", engine.accepted_tokens),
+        ] {
+            self.single(&format!("spec_decode_{name}"), "counter", help, value as f64);
+        }
+        let name = "spec_decode_num_accepted_tokens_per_pos_total";
+        self.head(name, "counter", "Accepted tokens by their position among the drafted ones");
+        for (position, count) in engine.accepted_by_place.iter().enumerate() {
+            self.line(name, &format!(",position=\"{position}\""), *count as f64);
+        }
+    }
+
     fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         self.head(name, "histogram", help);
         let mut total = 0;
@@ -225,6 +246,28 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn speculation_is_counted_by_position() {
+        let silent = Metrics::default().text("a", &EngineMetrics::default());
+        assert!(!silent.contains("spec_decode"), "{silent}");
+        let engine = EngineMetrics {
+            drafts: 5,
+            drafted_tokens: 10,
+            accepted_tokens: 4,
+            accepted_by_place: vec![3, 1],
+            ..EngineMetrics::default()
+        };
+        let text = Metrics::default().text("a", &engine);
+        for line in [
+            "vllm:spec_decode_num_drafts_total{model_name=\"a\",engine=\"0\"} 5",
+            "vllm:spec_decode_num_draft_tokens_total{model_name=\"a\",engine=\"0\"} 10",
+            "vllm:spec_decode_num_accepted_tokens_total{model_name=\"a\",engine=\"0\"} 4",
+            "vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name=\"a\",engine=\"0\",position=\"1\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+        }
+    }
 
     #[test]
     fn histograms_are_cumulative() {

@@ -91,9 +91,10 @@ pub struct Serve {
     /// Adapters of the model, which requests choose by name: a PEFT directory, or a run with adapters; may be repeated
     #[arg(long = "adapter", alias = "lora-modules", value_name = "NAME=DIR")]
     pub adapters: Vec<String>,
-    /// How `/v1/embeddings` turns a text into a vector unless a request tells: by its last token, or by the mean of all
-    #[arg(long, value_name = "POOLING", default_value = "last")]
-    pub pooling: String,
+    /// How `/v1/embeddings` turns a text into a vector unless a request tells: by its `last` token, or by the `mean` of all; by
+    /// default as the model's `1_Pooling/config.json` says, or `last`
+    #[arg(long, value_name = "POOLING")]
+    pub pooling: Option<String>,
     /// A file with API keys, one on each line
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,

@@ -15,6 +15,7 @@ pub mod plugin;
 pub mod reward;
 pub mod serve;
 pub mod sft;
+mod speculation;
 pub mod tokenizer;
 pub mod train;
 

@@ -6,8 +6,8 @@ use mt_config::{Config, DecodeConfig, Origin};
 use mt_engine::{
     EngineError, LoadedModel, PromptBounds, load_model,
     serve::{
-        AdapterSource, CacheSize, EngineHandle, SERVE_PROGRAMS, ServeOptions, ServedModel as EngineModel,
-        load_served_adapters,
+        AdapterSource, CacheSize, EngineHandle, Pooling, SERVE_PROGRAMS, ServeOptions,
+        ServedModel as EngineModel, Speculation, load_served_adapters,
     },
 };
 use mt_runtime::CompileSettings;
@@ -20,6 +20,7 @@ use crate::{
     commands::{
         decode::{Chat, FoundTokenizer, configure},
         report_loaded, say_installation,
+        speculation::PreparedSpeculation,
     },
     failure::Failure,
 };
@@ -48,12 +49,10 @@ const REPLACED: [&str; 10] = [
 pub fn run(mut command: Serve) -> Result<(), Failure> {
     take_options(&mut command)?;
     let keys = api_keys(command.api_key_file.as_deref())?;
-    let pooling = pooling_of(&command.pooling).ok_or_else(|| {
-        Failure::user(format!("`--pooling` is `{}`\nhint: use `last` or `mean`", command.pooling))
-    })?;
+    let pooling = command.pooling.as_deref().map(pooling_option).transpose()?;
     let adapters = adapter_sources(&command.adapters)?;
     let settings = Settings { settings: std::mem::take(&mut command.settings.settings) };
-    let Prepared { config, decode, found, chat } = prepare(settings)?;
+    let Prepared { config, decode, found, chat, speculation } = prepare(settings)?;
     note_replaced(&config);
     if keys.is_empty() && !is_loopback(&command.host) {
         say!(
@@ -79,18 +78,19 @@ pub fn run(mut command: Serve) -> Result<(), Failure> {
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
     let step = loaded.step.map_or_else(String::new, |step| format!(" of step {step}"));
     say!("serving the checkpoint{step}: {}", loaded.checkpoint.display());
-    let (generator, bounds) = generator(loaded, &decode, tokenizer.vocab_size(), &adapters)?;
+    let speculation = speculation.map(|prepared| prepared.load(&loaded)).transpose()?;
+    let (generator, bounds) = generator(loaded, &decode, tokenizer.vocab_size(), &adapters, speculation)?;
     let mut end_tokens = tokenizer.end_ids().clone();
     end_tokens.extend(chat.as_ref().and_then(|chat| chat.end(&tokenizer)));
     let served = ServedModel {
         name: name.clone(),
-        root,
         adapters: adapters
             .into_iter()
             .map(|AdapterSource { name, path }| NamedAdapter { name, root: path.display().to_string() })
             .collect(),
-        pooling,
+        pooling: pooling.unwrap_or_else(|| published_pooling(&root)),
         embedding_size: decode.model.emb_dim(),
+        root,
         tokenizer: Arc::new(tokenizer),
         system: decode.decode.system_prompt.clone(),
         template: chat.map(Chat::into_template),
@@ -128,6 +128,7 @@ fn generator(
     decode: &DecodeConfig,
     num_choices: usize,
     adapters: &[AdapterSource],
+    speculation: Option<Speculation>,
 ) -> Result<(Arc<dyn Generator>, PromptBounds), Failure> {
     let bounds = PromptBounds::of(decode, &*loaded.model);
     let devices = loaded.placement.mesh().num_devices();
@@ -138,7 +139,7 @@ fn generator(
              hint: use one device, or serve a model that the adapter was merged into"
         )));
     }
-    let options = serve_options(decode, num_choices, bounds);
+    let options = ServeOptions { speculation, ..serve_options(decode, num_choices, bounds) };
     let served = if adapters.is_empty() {
         None
     } else {
@@ -187,6 +188,7 @@ pub fn serve_options(decode: &DecodeConfig, num_choices: usize, prompts: PromptB
     ServeOptions {
         page_size,
         cache,
+        host_bytes: keys.host_bytes(),
         max_sequences: MAX_BATCH,
         // The server bounds them.
         max_requests: usize::MAX,
@@ -204,6 +206,7 @@ pub struct Prepared {
     pub decode: DecodeConfig,
     found: Found,
     chat: Option<Chat>,
+    speculation: Option<PreparedSpeculation>,
 }
 
 struct Found {
@@ -221,7 +224,8 @@ pub fn prepare(settings: Settings) -> Result<Prepared, Failure> {
     let tokenizer = source.tokenizer(&decode.tokenizer, &decode.checkpoint)?;
     let chat = Chat::available(&decode.decode, &tokenizer.tokenizer, tokenizer.directory.as_deref())?;
     let add_bos = source.begins_texts(&decode.tokenizer, &tokenizer.tokenizer);
-    Ok(Prepared { config, decode, found: Found { tokenizer, add_bos }, chat })
+    let speculation = PreparedSpeculation::prepare(&config, &decode, &tokenizer.tokenizer)?;
+    Ok(Prepared { config, decode, found: Found { tokenizer, add_bos }, chat, speculation })
 }
 
 /// Takes the options that follow keys, where clap reads all words as keys.
@@ -243,7 +247,7 @@ pub fn take_options(command: &mut Serve) -> Result<(), Failure> {
         }
     }
     if let Some(pooling) = settings.take_option("--pooling", "POOLING")? {
-        command.pooling = pooling;
+        command.pooling = Some(pooling);
     }
     if let Some(file) = settings.take_option("--api-key-file", "FILE")? {
         command.api_key_file = Some(file.into());
@@ -283,6 +287,30 @@ pub fn api_keys(file: Option<&Path>) -> Result<ApiKeys, Failure> {
         text = format!("{text}\n{read}");
     }
     Ok(ApiKeys::parse(&text))
+}
+
+fn pooling_option(name: &str) -> Result<Pooling, Failure> {
+    let wrong = || Failure::user(format!("`--pooling` is `{name}`\nhint: use `last` or `mean`"));
+    pooling_of(name).ok_or_else(wrong)
+}
+
+/// The pooling that a published model's file for the library sentence-transformers names; that of the last token without
+/// such a file.
+fn published_pooling(root: &str) -> Pooling {
+    let path = Path::new(root).join("1_Pooling/config.json");
+    let Ok(text) = fs::read_to_string(&path) else { return Pooling::Last };
+    let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    let is_set = |key: &str| config[key] == true;
+    if is_set("pooling_mode_mean_tokens") {
+        return Pooling::Mean;
+    }
+    if !is_set("pooling_mode_lasttoken") {
+        say!(
+            "note: `{}` names neither the mean nor the last token, so `/v1/embeddings` takes the last one; `--pooling` chooses",
+            path.display()
+        );
+    }
+    Pooling::Last
 }
 
 /// The adapters that options name.
@@ -371,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_are_named_after_their_directories() {
+    fn directories_give_names_and_poolings() {
         for (root, name) in [
             ("maxtext_output/first", "first"),
             ("maxtext_output/first/checkpoints/40", "first"),
@@ -380,6 +408,19 @@ mod tests {
             ("", "model"),
         ] {
             assert_eq!(name_of(root), name, "{root}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("1_Pooling")).unwrap();
+        let root = directory.path().to_str().unwrap();
+        assert_eq!(published_pooling(root), Pooling::Last);
+        for (key, pooling) in [
+            ("pooling_mode_mean_tokens", Pooling::Mean),
+            ("pooling_mode_lasttoken", Pooling::Last),
+            ("pooling_mode_cls_token", Pooling::Last),
+        ] {
+            let file = directory.path().join("1_Pooling/config.json");
+            fs::write(file, serde_json::json!({ key: true }).to_string()).unwrap();
+            assert_eq!(published_pooling(root), pooling, "{key}");
         }
         assert!(is_loopback("127.0.0.1") && is_loopback("::1") && !is_loopback("0.0.0.0"));
     }

@@ -239,6 +239,48 @@ fn wrong_conversations_are_refused() {
 }
 
 #[test]
+fn drafts_change_no_answer() {
+    let sandbox = Sandbox::new();
+    sandbox.train("run", &["steps=2", "max_target_length=64"]).succeeded();
+    sandbox.train("draft", &["steps=1", "max_target_length=64", "base_num_decoder_layers=1"]).succeeded();
+    let decode =
+        ["decode", "--json", "load_parameters_path=runs/run", "prompt=the river", "max_target_length=40"];
+    let decoded = outcome(&mut sandbox.program(&decode)).succeeded();
+    let decoded: Value = serde_json::from_str(&decoded.output).unwrap();
+    let ngrams = ["speculative_method=ngram", "num_speculative_tokens=3", "prompt_lookup_min=1"];
+    let draft =
+        ["speculative_method=draft_model", "speculative_model=runs/draft", "num_speculative_tokens=2"];
+    for (keys, num_tokens) in [(ngrams, 3), (draft, 2)] {
+        let server = start(&sandbox, &keys);
+        let body = json!({ "prompt": "the river", "max_tokens": 30, "temperature": 0 });
+        let (status, answer) = server.post("/v1/completions", &body);
+        assert_eq!((status, &answer["choices"][0]["text"]), (200, &decoded["text"]), "{answer}");
+        let metrics = server.page("/metrics");
+        let counts = |name: &str| metrics.lines().filter(|line| line.starts_with(name)).count();
+        assert_eq!(counts("vllm:spec_decode_num_drafts_total"), 1, "{metrics}");
+        assert_eq!(counts("vllm:spec_decode_num_accepted_tokens_per_pos_total"), num_tokens, "{metrics}");
+        server.end();
+    }
+    let check = |keys: &[&str], fragments: &[&str]| {
+        let all = [&["serve", "load_parameters_path=runs/run", "--port", "0"], keys].concat();
+        outcome(&mut sandbox.program(&all)).failed(2, fragments);
+    };
+    check(&["speculative_method=suffix"], &["`speculative_method`", "`suffix`"]);
+    check(&["speculative_method=mtp"], &["no module that predicts further tokens", "mtp_num_layers=1"]);
+    check(
+        &["speculative_method=draft_model"],
+        &["no key names the model or the heads", "`speculative_model`"],
+    );
+    let missing = ["speculative_method=eagle", "speculative_model=missing"];
+    check(&missing, &["`speculative_model` is `missing`, which does not exist"]);
+    let nothing = ["speculative_method=medusa", "speculative_model=runs/draft"];
+    check(&nothing, &["has no Medusa heads"]);
+    let none = ["speculative_method=ngram", "prompt_lookup_min=5", "prompt_lookup_max=2"];
+    check(&none, &["`prompt_lookup_min` is `5`", "`prompt_lookup_max`"]);
+    check(&["speculative_method=ngram", "num_speculative_tokens=0"], &["`num_speculative_tokens`"]);
+}
+
+#[test]
 fn mistakes_are_refused() {
     let sandbox = Sandbox::new();
     sandbox.train("run", &["steps=1"]).succeeded();
@@ -260,7 +302,8 @@ fn mistakes_are_refused() {
     );
     let sizes = ["prefix_caching_hbm_byte=1e6", "pagedattn_num_pages=4", "--port", "0"];
     check(&sizes, &["`prefix_caching_hbm_byte` is", "`pagedattn_num_pages` is `4`"]);
-    check(&["prefix_caching_dram_byte=1e6", "--port", "0"], &["prefix caches in host memory are not built"]);
+    let none = ["prefix_caching_dram_byte=1e6", "enable_prefix_caching=false", "--port", "0"];
+    check(&none, &["`prefix_caching_dram_byte` is", "no pages are kept"]);
     outcome(&mut sandbox.program(&["serve"])).failed(2, &["no key names a model"]);
     let unreachable = ["bench", "serve", "--url", "https://example.org"];
     let refused = Command::new(env!("CARGO_BIN_EXE_maxtext")).args(unreachable).output().unwrap();

@@ -466,6 +466,22 @@ choice! {
 }
 
 choice! {
+    /// The source of the tokens that a server drafts and then verifies together.
+    pub enum SpeculativeMethod {
+        /// Earlier places of prompt and answer with the same tokens.
+        NGram = "ngram",
+        /// A smaller model.
+        DraftModel = "draft_model",
+        /// The model's own module that predicts further tokens.
+        Mtp = "mtp",
+        /// Heads that each predict a later token.
+        Medusa = "medusa",
+        /// A layer that predicts the model's states.
+        Eagle = "eagle",
+    }
+}
+
+choice! {
     /// The optimizer.
     pub enum OptimizerType {
         AdamW = "adamw",

@@ -53,8 +53,8 @@ pub use choices::{
     DatasetType, DecoderBlock, DivergenceType, FeatureLoss, Hardware, HfTextUnit, LayerAttention,
     LearningRateSchedule, LogitAlignment, MatmulPrecision, MlpActivation, OptimizerSpaceChoice,
     OptimizerType, OrpoForm, PackingType, PreferenceAlgorithm, PreferenceLoss, ProfilerChoice,
-    ReorderStrategy, RewardType, RopeType, RoutedScores, SamplingStrategy, SftLoss, ShardMode, TokenizerType,
-    TrainingObjective, WeightSchedule, WsdDecayStyle,
+    ReorderStrategy, RewardType, RopeType, RoutedScores, SamplingStrategy, SftLoss, ShardMode,
+    SpeculativeMethod, TokenizerType, TrainingObjective, WeightSchedule, WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;

@@ -1,6 +1,8 @@
 //! Keys of serving: how prompts are read, and the cache.
 
-use super::group;
+use std::path::PathBuf;
+
+use super::{choices::SpeculativeMethod, group};
 use crate::{config::Config, error::Problem};
 
 group! {
@@ -10,9 +12,15 @@ group! {
         enable_model_warmup: bool,
         enable_prefix_caching: Option<bool>,
         prefix_caching_hbm_byte: u64,
+        prefix_caching_dram_byte: u64,
         pagedattn_num_pages: usize,
         pagedattn_tokens_per_page: usize,
         pagedattn_max_pages_per_group: Option<usize>,
+        speculative_method: Option<SpeculativeMethod>,
+        num_speculative_tokens: Option<usize>,
+        speculative_model: Option<PathBuf>,
+        prompt_lookup_max: usize,
+        prompt_lookup_min: usize,
     }
     besides {
         given: Vec<&'static str> = |config, _| Some(given_keys(config)),
@@ -29,6 +37,11 @@ impl ServeGroup {
     /// The memory of the cache in bytes, if it is set.
     pub fn cache_bytes(&self) -> Option<u64> {
         self.is_given("prefix_caching_hbm_byte").then_some(self.prefix_caching_hbm_byte)
+    }
+
+    /// The memory of the host in bytes for pages that lose their places in the cache; 0 if it is not set.
+    pub fn host_bytes(&self) -> u64 {
+        if self.is_given("prefix_caching_dram_byte") { self.prefix_caching_dram_byte } else { 0 }
     }
 
     /// The number of pages of the cache, if it is set.
@@ -61,10 +74,48 @@ impl ServeGroup {
                 "leave out `prefix_caching_hbm_byte` or `pagedattn_num_pages`",
             ));
         }
+        if self.host_bytes() > 0 && self.enable_prefix_caching == Some(false) {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, so that no pages are kept",
+                    config.stated("prefix_caching_dram_byte"),
+                    config.stated("enable_prefix_caching")
+                ),
+                "leave out one of the two keys",
+            ));
+        }
         if self.pages_per_sequence() == Some(0) {
             problems.push(Problem::inconsistent(
                 format!("{}, but a sequence needs a page", config.stated("pagedattn_max_pages_per_group")),
                 "set at least 1, or -1 for as many pages as `max_target_length` needs",
+            ));
+        }
+        self.check_speculation(config, problems);
+    }
+
+    fn check_speculation(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let Some(method) = self.speculative_method else { return };
+        let needs_model = match method {
+            SpeculativeMethod::DraftModel | SpeculativeMethod::Medusa | SpeculativeMethod::Eagle => true,
+            SpeculativeMethod::NGram | SpeculativeMethod::Mtp => false,
+        };
+        if needs_model && self.speculative_model.is_none() {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but no key names the model or the heads that draft",
+                    config.stated("speculative_method")
+                ),
+                "name its directory with `speculative_model`",
+            ));
+        }
+        if method == SpeculativeMethod::NGram && self.prompt_lookup_min > self.prompt_lookup_max {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, more than the {} of `prompt_lookup_max`",
+                    config.stated("prompt_lookup_min"),
+                    self.prompt_lookup_max
+                ),
+                "lower `prompt_lookup_min`, or raise `prompt_lookup_max`",
             ));
         }
     }

@@ -28,7 +28,6 @@ pub(crate) const MULTI_TIER_CHECKPOINTS: &str = "multi-tier checkpoints";
 pub(crate) const OLMO_DATA: &str = "OLMo data";
 pub(crate) const PAGED_ATTENTION: &str = "paged attention of TPU kernels";
 pub(crate) const PIPELINE_PARALLELISM: &str = "pipeline parallelism";
-pub(crate) const PREFIX_CACHES_IN_HOST_MEMORY: &str = "prefix caches in host memory";
 pub(crate) const PROCESSES: &str = "several processes";
 pub(crate) const PROFILES_BY_NSYS: &str = "profiles by Nsight Systems";
 pub(crate) const PROFILES_OVER_A_PORT: &str = "profiles over a network port";
@@ -64,7 +63,6 @@ const INSTEAD: &[(&str, &str)] = &[
         "use `attention=autoselected`, `attention=dot_product` or `attention=flash`; the caches of `maxtext serve` and \
          `maxtext decode` have pages with each of them",
     ),
-    (PREFIX_CACHES_IN_HOST_MEMORY, "give the cache more device memory with `prefix_caching_hbm_byte`"),
     (
         PROFILES_BY_NSYS,
         "leave the key out and run `nsys profile maxtext train …`, which profiles the whole run; or use `profiler=xplane`",

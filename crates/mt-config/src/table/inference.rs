@@ -2,8 +2,8 @@
 
 use super::{KeyGroup, encoder, features};
 use crate::{
-    groups::SamplingStrategy,
-    key::{Key, Literal},
+    groups::{SamplingStrategy, SpeculativeMethod},
+    key::{Choice, Key, Literal},
 };
 
 pub(super) const GROUPS: &[KeyGroup] = &[
@@ -361,13 +361,75 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "prefix_caching_dram_byte",
                 100000000000,
-                "Host memory for kept caches of prompts, in bytes.",
+                "Host memory of `maxtext serve` for kept pages of prompts that lose their places in device memory, in \
+                 bytes; none if it is not set. A file may repeat the default, which then counts as not set.",
             )
             .at_least(0.0)
-            .neutral(&[Literal::Integer(0)])
-            .refused(features::PREFIX_CACHES_IN_HOST_MEMORY)
             .acts_on("server")
             .may_change(),
         ],
     },
+    KeyGroup {
+        name: "SpeculativeDecoding",
+        title: "Speculative decoding",
+        prefix: None,
+        keys: &[
+            Key::optional_choice(
+                "speculative_method",
+                SpeculativeMethod::WORDS,
+                "Source of drafts for `maxtext serve`: several tokens that the model then verifies together. The \
+                 distribution of answers stays the same. None drafts nothing.",
+            )
+            .acts_on("server")
+            .may_change()
+            .own(),
+            Key::optional_integer(
+                "num_speculative_tokens",
+                "Number of tokens that are drafted for each step. None drafts 4, or as many as the heads of \
+                 `speculative_method=medusa` if they are fewer.",
+            )
+            .at_least(1.0)
+            .at_most(64.0)
+            .only_with("speculative_method", &[])
+            .acts_on("server")
+            .may_change()
+            .own(),
+            Key::text(
+                "speculative_model",
+                "",
+                "Path of the model that drafts: a run or a published model for `speculative_method=draft_model`, or \
+                 the directory of published heads for `medusa` and `eagle`.",
+            )
+            .only_with("speculative_method", MODEL_METHODS)
+            .acts_on("server")
+            .may_change()
+            .own(),
+            Key::integer(
+                "prompt_lookup_max",
+                4,
+                "Largest number of last tokens for which `speculative_method=ngram` looks for an earlier place with the \
+                 same tokens.",
+            )
+            .at_least(1.0)
+            .at_most(64.0)
+            .only_with("speculative_method", &["ngram"])
+            .acts_on("server")
+            .may_change()
+            .own(),
+            Key::integer(
+                "prompt_lookup_min",
+                2,
+                "Smallest number of last tokens that have to be the same at the earlier place.",
+            )
+            .at_least(1.0)
+            .at_most(64.0)
+            .only_with("speculative_method", &["ngram"])
+            .acts_on("server")
+            .may_change()
+            .own(),
+        ],
+    },
 ];
+
+/// The values of `speculative_method` that read `speculative_model`.
+const MODEL_METHODS: &[&str] = &["draft_model", "medusa", "eagle"];

@@ -130,7 +130,7 @@ fn interleaved<T>(
     all.expect("base and adapters together are the model's parameters")
 }
 
-/// What steps with adapters need beside the base.
+/// The model with adapters, for steps with a row that has one.
 pub(super) struct AdaptedSteps {
     pub programs: ServePrograms,
     arrays: Vec<Array>,
@@ -147,7 +147,9 @@ impl AdaptedSteps {
         let parameter_types = interleaved(&belonging, parameter_types.iter().copied(), of_adapters);
         let (placement, target, num_choices) = (placement.clone(), *target, *num_choices);
         let programs = Programs { model, placement, target, parameter_types, num_choices };
-        Self { programs: ServePrograms { programs, sizes: base.sizes.clone() }, arrays, belonging }
+        let ServePrograms { sizes, drafter, num_drafts, .. } = base;
+        let (sizes, drafter, num_drafts) = (sizes.clone(), drafter.clone(), *num_drafts);
+        Self { programs: ServePrograms { programs, sizes, drafter, num_drafts }, arrays, belonging }
     }
 
     /// The parameters in the model's order.

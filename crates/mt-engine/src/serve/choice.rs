@@ -70,6 +70,38 @@ impl<'t> RowChoices<'t> {
         self.numbers.at(NUMBER, number as usize)
     }
 
+    /// The rules for `position` tokens of each row, which become rows of their own.
+    pub fn of_each(&self, position: Axis) -> Self {
+        let batch = self.numbers.axis(BATCH);
+        let numbers = self.numbers.broadcast(&[batch, position, self.numbers.axis(NUMBER)]);
+        let seeds =
+            self.seeds.map(|seed| seed.broadcast(&[batch, position]).merge(&[BATCH, POSITION], BATCH));
+        Self { numbers: numbers.merge(&[BATCH, POSITION], BATCH), seeds }
+    }
+
+    /// Whether tokens of a row are drawn.
+    ///
+    /// # Shapes
+    /// `bool[batch]`
+    pub fn are_drawn(&self) -> Tensor<'t> {
+        self.number(Number::Temperature).greater(0.0)
+    }
+
+    /// The inputs of draws. Rows whose tokens are not drawn have the temperature 1.
+    pub fn controls(&self) -> Controls<'t> {
+        let temperature = self.number(Number::Temperature);
+        let ones = temperature.region().full(DType::F32, &temperature.axes(), 1.0);
+        let [seed, samples] = self.seeds;
+        Controls {
+            temperature: temperature.equals(0.0).select(ones, temperature),
+            top_k: self.number(Number::TopK).cast(DType::I32),
+            top_p: self.number(Number::TopP),
+            min_p: Some(self.number(Number::MinP)),
+            seed,
+            samples,
+        }
+    }
+
     /// Chooses a token for each row. Rows with temperature 0 receive the most probable one.
     ///
     /// # Shapes
@@ -79,18 +111,8 @@ impl<'t> RowChoices<'t> {
         if sampler == Sampler::Greedy {
             return likeliest;
         }
-        let temperature = self.number(Number::Temperature);
-        let is_greedy = temperature.equals(0.0);
-        let ones = temperature.region().full(DType::F32, &temperature.axes(), 1.0);
-        let [seed, samples] = self.seeds;
-        let controls = Controls {
-            temperature: is_greedy.select(ones, temperature),
-            top_k: self.number(Number::TopK).cast(DType::I32),
-            top_p: self.number(Number::TopP),
-            min_p: Some(self.number(Number::MinP)),
-            seed,
-            samples,
-        };
+        let is_greedy = self.number(Number::Temperature).equals(0.0);
+        let controls = self.controls();
         is_greedy.select(likeliest, sampler.choose(logits, positions, Some(controls)))
     }
 }
@@ -129,6 +151,35 @@ impl<'t> Adjustments<'t> {
         let numbers = self.seen.region().iota(DType::I32, axes[1]).broadcast(&axes);
         let count = numbers.equals(tokens.broadcast(&axes)).cast(DType::I32) * 2.0;
         Self { seen: self.seen + count, ..self }
+    }
+
+    /// The changes at each of several tokens of a row, which become rows of their own. The tokens of a row after the first
+    /// count as those of its answer from their own places on.
+    ///
+    /// # Shapes
+    /// `i32[batch, position]`
+    pub fn of_each(&self, tokens: Tensor<'t>) -> Self {
+        let (batch, position) = (tokens.axis(BATCH), tokens.axis(POSITION));
+        let vocab = self.seen.axis(VOCAB);
+        let ids = tokens.region().iota(DType::I32, vocab).broadcast(&[batch, vocab]);
+        let mut seen = self.seen;
+        let each: Vec<Tensor<'t>> = (0..position.size)
+            .map(|place| {
+                if place > 0 {
+                    seen = seen + ids.equals(tokens.at(POSITION, place)).cast(DType::I32) * 2.0;
+                }
+                seen.unsqueeze(POSITION).order(&[BATCH, POSITION, VOCAB])
+            })
+            .collect();
+        let repeated = |array: Tensor<'t>, second: &'static str| {
+            let all = array.broadcast(&[batch, position, array.axis(second)]);
+            all.merge(&[BATCH, POSITION], BATCH)
+        };
+        Self {
+            bias: repeated(self.bias, VOCAB),
+            seen: each[0].concatenate(&each[1..], POSITION).merge(&[BATCH, POSITION], BATCH),
+            allowed: repeated(self.allowed, WORD),
+        }
     }
 
     /// # Shapes

@@ -9,13 +9,14 @@ use std::{
 
 use mt_models::{Kept, Model, StateSpec};
 use mt_runtime::{Array, Runtime};
-use mt_shape::Placement;
+use mt_shape::{Placement, logical};
 
 use super::{
     Answers, CacheSize, EngineMetrics, GenerationRequest, ServeOptions, ServedAdapters, SubmitError,
     answers::channel,
     program::{PoolSizes, ServePrograms},
     scheduler::{PoolOptions, Scheduler, SchedulerOptions},
+    speculation::Drafter,
     steps::{DeviceSteps, Executables, StepSizes, Steps},
     worker::{Accepted, Worker},
 };
@@ -141,6 +142,7 @@ impl EngineHandle {
     ) -> Self {
         let (shared, options) = (Arc::new(Shared::default()), Arc::new(options));
         shared.inbox().next_seed = options.seed;
+        shared.count(|metrics| metrics.accepted_by_place = vec![0; options.num_drafts()]);
         let worker = Worker::new(steps, scheduler, shared.clone(), options.clone(), step_sizes);
         let ended = Ended(shared.clone());
         let thread = std::thread::spawn(move || {
@@ -279,8 +281,11 @@ impl<P: Deref<Target: AsRef<[Array]>>> Prepared<P> {
         if !model.is_causal() {
             return Err(EngineError::NotCausal);
         }
+        check_rows(placement)?;
         options.num_choices = *num_choices;
-        let (pools, sizes) = pool_sizes(&**model, placement, &mut options)?;
+        options.check_speculation(&**model)?;
+        let drafter = options.speculation.as_ref().and_then(|speculation| speculation.drafter(model));
+        let (pools, sizes) = pool_sizes(&**model, drafter.as_ref(), placement, &mut options)?;
         let scheduler = Scheduler::new(SchedulerOptions {
             page_size: options.page_size,
             pools,
@@ -290,23 +295,49 @@ impl<P: Deref<Target: AsRef<[Array]>>> Prepared<P> {
             num_snapshots: sizes.num_snapshots,
         });
         let executables = compiled(&sizes);
-        let (programs, compile) = (ServePrograms { programs, sizes }, options.compile.clone());
+        let programs = ServePrograms { programs, sizes, drafter, num_drafts: options.num_drafts() };
+        let scheduler = match options.host_bytes {
+            0 => scheduler,
+            bytes => scheduler.with_host_memory(bytes, programs.page_bytes()),
+        };
+        let compile = options.compile.clone();
         let steps =
             DeviceSteps::new(runtime, parameters, programs, step_sizes.clone(), compile, executables)?;
         Ok(Self { steps, scheduler, options })
     }
 }
 
-/// The pools of a model's state. The options receive the bounds that the cache allows.
+/// Refuses meshes on which the partitioner of XLA is known to compute wrong values: those with several axes of rows before one of
+/// heads. On two data × two FSDP × two tensor devices, the answers of all rows but the first were wrong.
+fn check_rows(placement: &Placement) -> Result<(), EngineError> {
+    // As many rows and heads as any mesh divides.
+    let most = placement.mesh().num_devices();
+    let sharding =
+        placement.sharding(&[Some(logical::DECODE_BATCH), Some(logical::CACHE_HEADS)], &[most, most]);
+    let [rows, heads] = &sharding.spec.0[..] else { return Ok(()) };
+    let place = |axis: &String| placement.mesh().axes().iter().position(|(name, _)| name == axis);
+    let last = rows.iter().filter_map(place).max();
+    if rows.len() > 1 && heads.iter().filter_map(place).any(|place| Some(place) > last) {
+        let axes: Vec<String> = rows.iter().map(|axis| format!("`{axis}`")).collect();
+        return Err(EngineError::RowsOverSeveralAxes { axes: axes.join(" and ") });
+    }
+    Ok(())
+}
+
+/// The pools of the state of a model and its drafter. The options receive the bounds that the cache allows.
 ///
 /// # Errors
 /// The cache holds no page.
 pub(crate) fn pool_sizes(
     model: &dyn Model,
+    drafter: Option<&Drafter>,
     placement: &Placement,
     options: &mut ServeOptions,
 ) -> Result<(Vec<PoolOptions>, PoolSizes), EngineError> {
-    let specs = model.state(1, options.prompts.max_target_length, 0);
+    let mut specs = model.state(1, options.prompts.max_target_length, 0);
+    if let Some(drafter) = drafter {
+        specs.extend(drafter.state(options.prompts.max_target_length, &specs));
+    }
     let pools = pool_options(&specs, options, placement);
     let num_snapshots = num_snapshots(&specs, options, placement);
     let longest = Scheduler::longest(&pools, options.page_size).min(options.prompts.max_target_length);
@@ -348,10 +379,11 @@ fn num_snapshots(specs: &[StateSpec], options: &ServeOptions, placement: &Placem
 fn pool_options(specs: &[StateSpec], options: &ServeOptions, placement: &Placement) -> Vec<PoolOptions> {
     let ServeOptions { page_size, prefill_chunk_size, max_sequences, .. } = *options;
     let longest = options.prompts.max_target_length.div_ceil(page_size).max(1);
+    let piece = prefill_chunk_size.max(1 + 2 * options.num_drafts());
     let reaches = ServePrograms::reaches(specs);
     // The most pages that a sequence has in a pool at once.
     let most = |reach: Option<usize>| {
-        reach.map_or(longest, |reach| longest.min((reach + prefill_chunk_size).div_ceil(page_size) + 1))
+        reach.map_or(longest, |reach| longest.min((reach + piece).div_ceil(page_size) + 1))
     };
     let of_longest = |num_pages: usize, reach| (num_pages * most(reach)).div_ceil(longest).max(most(reach));
     let pages = match options.cache {

@@ -9,15 +9,21 @@ mod answers;
 mod beams;
 mod choice;
 mod handle;
+mod host_pages;
+mod medusa;
+mod ngrams;
 mod options;
 mod pages;
+mod predictions;
 mod program;
 mod request;
 mod scheduler;
 mod snapshots;
+mod speculation;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod verify;
 mod worker;
 
 pub use adapters::{AdapterSource, ServedAdapters, load_served_adapters};
@@ -25,6 +31,7 @@ pub use answers::Answers;
 pub use beams::{BeamEnding, BeamSearch};
 pub use handle::{EngineHandle, ServedModel};
 pub(crate) use handle::{Prepared, Shared, pool_sizes};
+pub use medusa::MedusaHeads;
 pub use options::{CacheSize, ServeOptions};
 pub use program::SERVE_PROGRAMS;
 pub(crate) use program::{ChoiceKey, PoolSizes, ServePrograms, StepKey};
@@ -33,5 +40,6 @@ pub use request::{
     TokenFilter, TokenLogProbability,
 };
 pub(crate) use scheduler::{Pause, Piece, Plan, Scheduler, SequenceId};
+pub use speculation::{DraftModel, Speculation, SpeculationMethod};
 pub(crate) use steps::{Adjustment, DeviceSteps, Executables, StepChoice, StepSizes, Steps};
 pub(crate) use worker::{Worker, row};

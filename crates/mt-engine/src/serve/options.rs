@@ -1,8 +1,9 @@
 //! The options of a running engine, and what they make of requests.
 
+use mt_models::Model;
 use mt_runtime::CompileSettings;
 
-use super::{AnswerLimits, GenerationRequest, TokenChoice, steps::StepSizes};
+use super::{AnswerLimits, GenerationRequest, Speculation, SpeculationMethod, TokenChoice, steps::StepSizes};
 use crate::{EngineError, PromptBounds};
 
 /// The options of a running engine.
@@ -16,6 +17,8 @@ pub struct ServeOptions {
     /// The number of tokens whose state a page holds.
     pub page_size: usize,
     pub cache: CacheSize,
+    /// The memory of the host in bytes for pages with prefixes that lose their places in the cache.
+    pub host_bytes: u64,
     /// The number of answers that are generated at once.
     pub max_sequences: usize,
     /// The number of prompt tokens that a step reads at most, so that long prompts do not stall other answers.
@@ -26,6 +29,8 @@ pub struct ServeOptions {
     pub max_requests: usize,
     /// The largest number of most probable tokens that a request may ask for.
     pub max_log_probabilities: usize,
+    /// How tokens are drafted; `None` if each step generates one token of a row.
+    pub speculation: Option<Speculation>,
     /// Whether all programs are compiled before the first request.
     pub enable_model_warmup: bool,
     /// The seed of requests that have none. Each such request receives another one.
@@ -59,16 +64,54 @@ impl ServeOptions {
             eos_tokens: Vec::new(),
             page_size: Self::PAGE_SIZE,
             cache: CacheSize::Bytes(2 << 30),
+            host_bytes: 0,
             max_sequences: 64,
             prefill_chunk_size: 256,
             enable_prefix_caching: true,
             max_requests: 1024,
             max_log_probabilities: 20,
+            speculation: None,
             enable_model_warmup: false,
             seed: 0,
             adapters: Vec::new(),
             compile: CompileSettings::default(),
         }
+    }
+
+    /// The number of tokens that are drafted for a step.
+    pub(super) fn num_drafts(&self) -> usize {
+        self.speculation.as_ref().map_or(0, |speculation| speculation.num_tokens)
+    }
+
+    /// The number of tokens behind the drafts of a step for which a drafter needs pages.
+    pub(super) fn num_ahead(&self) -> usize {
+        self.speculation.as_ref().map_or(0, Speculation::num_ahead)
+    }
+
+    /// Checks that the drafter fits the model, and bounds prompts by what it can read.
+    pub(super) fn check_speculation(&mut self, model: &dyn Model) -> Result<(), EngineError> {
+        let Some(speculation @ Speculation { num_tokens, method }) = &self.speculation else { return Ok(()) };
+        let wrong =
+            |problem: String, hint: &str| Err(EngineError::Speculation { problem, hint: hint.to_owned() });
+        if *num_tokens == 0 {
+            return wrong(
+                "`num_speculative_tokens` is `0`, but at least one token has to be drafted".to_owned(),
+                "set at least 1, or leave out `speculative_method`",
+            );
+        }
+        if let SpeculationMethod::NGrams { shortest, longest } = method
+            && (*shortest == 0 || shortest > longest)
+        {
+            return wrong(
+                format!("n-grams of {shortest} to {longest} tokens are looked up, but there are none"),
+                "set `prompt_lookup_min` to at least 1 and at most `prompt_lookup_max`",
+            );
+        }
+        speculation.check_model(model, self.num_choices)?;
+        if let SpeculationMethod::Model(draft) | SpeculationMethod::Eagle(draft) = method {
+            self.prompts = self.prompts.within(&*draft.model);
+        }
+        Ok(())
     }
 
     /// The sizes of programs.

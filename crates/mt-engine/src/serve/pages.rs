@@ -55,6 +55,8 @@ pub(crate) struct PagePool {
     next: Vec<PageId>,
     previous: Vec<PageId>,
     num_idle: usize,
+    /// The pages that lost a prefix, until they are taken; `None` if nobody takes them.
+    evicted: Option<Vec<(PageId, Prefix)>>,
 }
 
 impl PagePool {
@@ -68,7 +70,13 @@ impl PagePool {
             next: vec![NULL_PAGE; num_pages],
             previous: vec![NULL_PAGE; num_pages],
             num_idle: 0,
+            evicted: None,
         }
+    }
+
+    /// The pages that have lost a prefix since the last call, which are noted from now on.
+    pub fn take_evicted(&mut self) -> Vec<(PageId, Prefix)> {
+        self.evicted.replace(Vec::new()).unwrap_or_default()
     }
 
     /// The number of pages that sequences can have.
@@ -93,6 +101,7 @@ impl PagePool {
                 self.unlink(oldest);
                 let prefix = self.prefixes[oldest as usize].take().expect("idle pages hold a prefix");
                 self.pages.remove(&prefix);
+                self.evicted.iter_mut().for_each(|evicted| evicted.push((oldest, prefix)));
                 oldest
             }
         };

@@ -16,22 +16,31 @@ use mt_nn::{
 use mt_shape::{AdapterChoices, Axis, DType, axis, logical};
 use mt_trace::{Inputs, Output, Tensor, program};
 
-use super::choice::{Adjustments, CandidateScores, RowChoices};
+use super::{
+    choice::{Adjustments, CandidateScores, RowChoices},
+    speculation::{Drafter, States},
+    verify::VERIFY_TOKENS,
+};
 use crate::{EngineError, program::Programs, sampler::Sampler};
 
 const READ_PIECE: &str = "read_piece";
 const CHOOSE_TOKENS: &str = "choose_tokens";
 const POOL_HIDDEN: &str = "pool_hidden";
 const COPY_STATE: &str = "copy_state";
+const TAKE_PAGES: &str = "take_pages";
+const PUT_PAGES: &str = "put_pages";
 const EMPTY_STATE: &str = "empty_state";
 
 /// The names of the programs of a running engine.
-pub const SERVE_PROGRAMS: [&str; 5] = [READ_PIECE, CHOOSE_TOKENS, POOL_HIDDEN, COPY_STATE, EMPTY_STATE];
+pub const SERVE_PROGRAMS: [&str; 8] =
+    [READ_PIECE, CHOOSE_TOKENS, VERIFY_TOKENS, POOL_HIDDEN, COPY_STATE, TAKE_PAGES, PUT_PAGES, EMPTY_STATE];
 
 const COLUMN: &str = "column";
 /// The slots of all pages of a pool.
 const POOL_SLOT: &str = "pool_slot";
-/// The tokens of all rows.
+/// The number of pages that a call moves between a pool and the host.
+pub(super) const MOVED_PAGES: usize = 16;
+/// The tokens of all rows, or the pages of a call.
 const WRITTEN: &str = "written";
 /// The tokens that a step chooses.
 const CHOSEN: &str = "chosen";
@@ -53,6 +62,13 @@ pub(crate) enum StepKey {
         pages: usize,
         choice: ChoiceKey,
     },
+    /// Reads `length` tokens of each row, all but the first of which are drafts, and accepts some of them.
+    Verify {
+        rows: usize,
+        length: usize,
+        pages: usize,
+        choice: ChoiceKey,
+    },
     /// Reads up to `length` tokens of each of `rows` texts, and sums their hidden states with given weights.
     Pool {
         rows: usize,
@@ -60,6 +76,14 @@ pub(crate) enum StepKey {
         pages: usize,
     },
     Copy,
+    /// Reads pages of a pool.
+    TakePages {
+        pool: usize,
+    },
+    /// Writes pages of a pool.
+    PutPages {
+        pool: usize,
+    },
     Empty,
 }
 
@@ -95,6 +119,10 @@ pub(crate) struct PoolSizes {
 pub(crate) struct ServePrograms {
     pub programs: Programs,
     pub sizes: PoolSizes,
+    /// The model that drafts tokens, if programs do.
+    pub drafter: Option<Drafter>,
+    /// The number of drafted tokens that a step verifies.
+    pub num_drafts: usize,
 }
 
 /// The columns of the integers of a row.
@@ -140,17 +168,42 @@ impl Columns {
     }
 }
 
-/// The rows of a program after the layers.
-struct Advanced<'t> {
-    parameters: Vec<Tensor<'t>>,
-    /// `[batch, position, embed]`
-    hidden: Tensor<'t>,
-    /// The outputs for the pools.
-    pools: Vec<Output<'t>>,
-    /// The number of tokens before the next one: `i32[batch]`
-    after: Tensor<'t>,
+/// The inputs of a program that reads tokens.
+#[derive(Clone)]
+pub(super) struct Rows<'t> {
+    /// The parameters of the model, and of the drafter.
+    pub parameters: Vec<Tensor<'t>>,
+    pub drafter: Vec<Tensor<'t>>,
+    /// The pools of the model, then those of the drafter.
+    pub pools: Vec<Tensor<'t>>,
+    pub read: ReadTokens<'t>,
     /// The tokens of rows that continue with the choice of the last step; negative for others. `i32[batch]`
-    last: Option<Tensor<'t>>,
+    pub last: Option<Tensor<'t>>,
+    /// The adapters of rows. Drafters have none.
+    pub adapters: Option<AdapterChoices<Tensor<'t>>>,
+}
+
+/// Tokens to read, and the place of their state.
+#[derive(Clone)]
+pub(super) struct ReadTokens<'t> {
+    /// `i32[batch, position]`
+    pub tokens: Tensor<'t>,
+    /// The number of tokens before them, and their own number: `i32[batch]`
+    pub before: Tensor<'t>,
+    pub count: Tensor<'t>,
+    /// The entries of pools without pages: `i32[batch]`
+    pub entries: Tensor<'t>,
+    /// For each pool with pages the tables of rows, of `pages` pages each; none if no earlier token is read.
+    pub tables: Vec<(Option<usize>, Tensor<'t>)>,
+    pub pages: usize,
+    /// For each pool with pages the slots that are written: `i32[batch, position]`
+    pub slots: Vec<Tensor<'t>>,
+}
+
+/// The results of layers.
+pub(super) struct Advanced<'t> {
+    pub states: States<'t>,
+    pub pools: Vec<Tensor<'t>>,
 }
 
 impl ServePrograms {
@@ -161,8 +214,23 @@ impl ServePrograms {
             let known = reaches.iter().find(|(reach, _)| spec.kept == Kept::Slots { reach: *reach });
             spec.pooled(known.map_or(0, |(_, num_pages)| *num_pages), *page_size, *num_entries)
         };
-        let specs = self.programs.model.state(1, *max_length, 0).into_iter().map(pooled);
+        let mut specs = self.programs.model.state(1, *max_length, 0);
+        if let Some(drafter) = &self.drafter {
+            specs.extend(drafter.state(*max_length, &specs));
+        }
+        let specs = specs.into_iter().map(pooled);
         specs.map(|spec| spec.expect("models with a source are refused")).collect()
+    }
+
+    /// The number of pools of the model, which come before those of the drafter.
+    pub fn num_own_pools(&self) -> usize {
+        self.programs.model.state(1, 1, 0).len()
+    }
+
+    /// Whether the model has state that is known after the last token alone.
+    pub fn has_entries(&self) -> bool {
+        let specs = self.programs.model.state(1, 1, 0);
+        specs.iter().any(|spec| !matches!(spec.kept, Kept::Slots { .. }))
     }
 
     /// The reaches of a model's arrays with slots.
@@ -186,8 +254,11 @@ impl ServePrograms {
         match key {
             StepKey::Read { rows, length, pages, scores } => self.read(rows, length, pages, scores),
             StepKey::Choose { rows, pages, choice } => self.choose(rows, pages, choice),
+            StepKey::Verify { rows, length, pages, choice } => self.verify(rows, length, pages, choice),
             StepKey::Pool { rows, length, pages } => self.pool(rows, length, pages),
             StepKey::Copy => self.copy(),
+            StepKey::TakePages { pool } => self.take_pages(pool),
+            StepKey::PutPages { pool } => self.put_pages(pool),
             StepKey::Empty => self.empty(),
         }
     }
@@ -200,12 +271,18 @@ impl ServePrograms {
         scores: Option<usize>,
     ) -> Result<Program, EngineError> {
         Ok(program(&self.programs.options(READ_PIECE), |inputs| {
-            let advanced = self.advanced(inputs, rows, length, pages, false);
-            let mut outputs = advanced.pools;
-            if let Some(num_top) = scores {
-                let axes = [axis(BATCH, rows), axis(POSITION, length)];
-                let targets = inputs.input("targets", DType::I32, &axes, &[None, None], false);
-                let logits = self.programs.model.head(&advanced.parameters, advanced.hidden);
+            let rows_read = self.rows(inputs, rows, length, pages, false);
+            let read = &rows_read.read;
+            let advanced = self.advance(&rows_read, read.count);
+            let axes = [axis(BATCH, rows), axis(POSITION, length)];
+            let reads_next = scores.is_some() || self.drafter.as_ref().is_some_and(Drafter::reads_next);
+            let targets =
+                reads_next.then(|| inputs.input("targets", DType::I32, &axes, &[None, None], false));
+            let next = targets.unwrap_or(read.tokens);
+            let followed = self.follow(&rows_read, advanced.states, next, read.count, advanced.pools, false);
+            let mut outputs = self.pool_outputs(inputs, &followed.pools);
+            if let (Some(num_top), Some(targets)) = (scores, targets) {
+                let logits = self.programs.model.head(&rows_read.parameters, advanced.states.hidden);
                 let logits = logits.order(&[BATCH, POSITION, VOCAB]).cast(DType::F32);
                 let scores = CandidateScores::of(logits, targets, num_top);
                 outputs.extend(scores.outputs(inputs));
@@ -216,38 +293,43 @@ impl ServePrograms {
 
     fn choose(&self, rows: usize, pages: usize, choice: ChoiceKey) -> Result<Program, EngineError> {
         Ok(program(&self.programs.options(CHOOSE_TOKENS), |inputs| {
-            let advanced = self.advanced(inputs, rows, 1, pages, true);
-            let mut outputs = advanced.pools;
+            let rows_read = self.rows(inputs, rows, 1, pages, true);
+            let read = &rows_read.read;
+            let advanced = self.advance(&rows_read, read.count);
+            let after = read.before + read.count;
             // Choosing reads all logits of a row on one device.
             let logits = self
                 .programs
                 .model
-                .head(&advanced.parameters, advanced.hidden)
+                .head(&rows_read.parameters, advanced.states.hidden)
                 .squeeze(POSITION)
                 .order(&[BATCH, VOCAB])
                 .cast(DType::F32)
                 .constrain(&[Some(logical::DECODE_BATCH), None]);
             let batch = axis(BATCH, rows);
             let num_choices = self.programs.num_choices;
-            let choices = (choice != ChoiceKey { num_top: choice.num_top, ..ChoiceKey::GREEDY })
-                .then(|| RowChoices::declare(inputs, batch));
+            let choices = self.choices(inputs, batch, choice);
             let possible = logits.slice(VOCAB, 0, num_choices);
             let possible = match choices.as_ref().filter(|_| choice.is_adjusted) {
                 Some(choices) => {
                     let adjustments = Adjustments::declare(inputs, batch, num_choices);
                     // The host has not counted tokens that it does not know yet.
-                    let adjustments = advanced.last.into_iter().fold(adjustments, Adjustments::counting);
+                    let adjustments = rows_read.last.into_iter().fold(adjustments, Adjustments::counting);
                     adjustments.apply(possible, choices)
                 }
                 None => possible,
             };
             let tokens = possible.scope("choice", |possible| match &choices {
-                Some(choices) => choices.choose(choice.sampler, possible, advanced.after),
-                None => Sampler::Greedy.choose(possible, advanced.after, None),
+                Some(choices) => choices.choose(choice.sampler, possible, after),
+                None => Sampler::Greedy.choose(possible, after, None),
             });
+            let next = tokens.unsqueeze(POSITION).order(&[BATCH, POSITION]);
+            let followed = self.follow(&rows_read, advanced.states, next, read.count, advanced.pools, true);
+            let mut outputs = self.pool_outputs(inputs, &followed.pools);
             let unused = self.sizes.num_entries - rows;
             let kept = tokens.rename(BATCH, CHOSEN).pad(CHOSEN, 0, unused, 0.0);
             outputs.push(inputs.replicated("tokens", kept));
+            outputs.extend(followed.drafts.map(|drafts| inputs.replicated("drafts", drafts)));
             outputs.extend(CandidateScores::of(logits, tokens, choice.num_top).outputs(inputs));
             outputs
         })?)
@@ -255,16 +337,18 @@ impl ServePrograms {
 
     fn pool(&self, rows: usize, length: usize, pages: usize) -> Result<Program, EngineError> {
         Ok(program(&self.programs.options(POOL_HIDDEN), |inputs| {
-            let advanced = self.advanced(inputs, rows, length, pages, false);
+            // A drafter does not read these texts, so that it drafts worse behind their pages.
+            let rows_read = self.rows(inputs, rows, length, pages, false);
+            let advanced = self.advance(&rows_read, rows_read.read.count);
             let axes = [axis(BATCH, rows), axis(POSITION, length)];
             let weights = inputs.input("weights", DType::F32, &axes, &[None, None], false);
-            let hidden = advanced.hidden.cast(DType::F32);
+            let hidden = advanced.states.hidden.cast(DType::F32);
             // Hidden states of padding are not defined.
             let is_read = weights.greater(0.0).broadcast(&hidden.axes());
             let weighted =
                 is_read.select(hidden * weights, hidden.region().full(DType::F32, &hidden.axes(), 0.0));
             let sums = weighted.sum(&[POSITION]).order(&[BATCH, EMBED]);
-            let mut outputs = advanced.pools;
+            let mut outputs = self.pool_outputs(inputs, &advanced.pools);
             outputs.push(inputs.replicated("pooled", sums));
             outputs
         })?)
@@ -278,6 +362,17 @@ impl ServePrograms {
         let numbers = integers.region().iota(DType::I32, adapters).broadcast(&axes) + 1.0;
         let counts = numbers.equals(choices).cast(DType::I32).sum(&[BATCH]);
         Some(AdapterChoices { choices, counts })
+    }
+
+    /// Declares the rules of rows, unless all are greedy and plain.
+    pub(super) fn choices<'t>(
+        &self,
+        inputs: &Inputs<'t>,
+        batch: Axis,
+        choice: ChoiceKey,
+    ) -> Option<RowChoices<'t>> {
+        (choice != ChoiceKey { num_top: choice.num_top, ..ChoiceKey::GREEDY })
+            .then(|| RowChoices::declare(inputs, batch))
     }
 
     /// Copies an entry of each pool without pages, and a page of each other pool.
@@ -302,6 +397,72 @@ impl ServePrograms {
         })?)
     }
 
+    /// The indices of the arrays with the pages of a pool.
+    pub fn arrays_of(&self, pool: usize) -> Vec<usize> {
+        let kept = Kept::Slots { reach: self.sizes.reaches[pool].0 };
+        self.pools()
+            .iter()
+            .enumerate()
+            .filter(|(_, spec)| spec.kept == kept)
+            .map(|(index, _)| index)
+            .collect()
+    }
+
+    /// The bytes of a page of each pool.
+    pub fn page_bytes(&self) -> Vec<u64> {
+        let specs = self.pools();
+        let of = |(pool, (_, num_pages)): (usize, &(Option<usize>, usize))| {
+            let arrays = self.arrays_of(pool).into_iter().map(|index| &specs[index]);
+            arrays
+                .map(|spec| {
+                    (spec.dims().iter().product::<usize>() / num_pages * spec.dtype.byte_size()) as u64
+                })
+                .sum()
+        };
+        self.sizes.reaches.iter().enumerate().map(of).collect()
+    }
+
+    fn take_pages(&self, pool: usize) -> Result<Program, EngineError> {
+        Ok(program(&self.programs.options(TAKE_PAGES), |inputs| {
+            let (specs, indices) = (self.pools(), self.arrays_of(pool));
+            let read = |index: &usize| {
+                let spec = &specs[*index];
+                inputs.input(&pool_name(spec), spec.dtype, &spec.axes, &spec.logical_axes, false)
+            };
+            let pools: Vec<Tensor<'_>> = indices.iter().map(read).collect();
+            let numbers = [axis(WRITTEN, MOVED_PAGES)];
+            let numbers = inputs.input("numbers", DType::I32, &numbers, &[None], false);
+            let taken = pools.into_iter().map(|pool| inputs.replicated("page", pool.take(PAGE, numbers)));
+            taken.collect()
+        })?)
+    }
+
+    fn put_pages(&self, pool: usize) -> Result<Program, EngineError> {
+        Ok(program(&self.programs.options(PUT_PAGES), |inputs| {
+            let (specs, indices) = (self.pools(), self.arrays_of(pool));
+            let written = |index: &usize| {
+                let spec = &specs[*index];
+                inputs.input(&pool_name(spec), spec.dtype, &spec.axes, &spec.logical_axes, true)
+            };
+            let pools: Vec<Tensor<'_>> = indices.iter().map(written).collect();
+            let moved = axis(WRITTEN, MOVED_PAGES);
+            let numbers = inputs.input("numbers", DType::I32, &[moved], &[None], false);
+            let put = indices.iter().zip(pools).map(|(index, pool)| {
+                let spec = &specs[*index];
+                let others = spec.axes.iter().filter(|own| own.name != PAGE).copied();
+                let axes: Vec<Axis> = [moved].into_iter().chain(others).collect();
+                let none = vec![None; axes.len()];
+                let pages =
+                    inputs.input(&format!("pages.{}", spec.full_name()), spec.dtype, &axes, &none, false);
+                let order: Vec<&'static str> =
+                    spec.axes.iter().map(|own| if own.name == PAGE { WRITTEN } else { own.name }).collect();
+                let pool = put_in_turn(pool, PAGE, numbers, pages.order(&order));
+                inputs.output(&pool_name(spec), pool, &spec.logical_axes)
+            });
+            put.collect()
+        })?)
+    }
+
     /// Makes empty pools.
     fn empty(&self) -> Result<Program, EngineError> {
         Ok(program(&self.programs.options(EMPTY_STATE), |inputs| {
@@ -320,7 +481,7 @@ impl ServePrograms {
         self.pools().iter().map(input).collect()
     }
 
-    fn pool_outputs<'t>(&self, inputs: &Inputs<'t>, pools: &[Tensor<'t>]) -> Vec<Output<'t>> {
+    pub(super) fn pool_outputs<'t>(&self, inputs: &Inputs<'t>, pools: &[Tensor<'t>]) -> Vec<Output<'t>> {
         let output = |(pool, spec): (&Tensor<'t>, StateSpec)| {
             inputs.output(&pool_name(&spec), *pool, &spec.logical_axes)
         };
@@ -373,42 +534,27 @@ impl ServePrograms {
         self.programs.target.is_cpu() && indices.axes()[0].size > 1
     }
 
-    /// Declares the inputs of rows, and applies the layers to their tokens.
-    /// With `continues`, rows can continue with the choices of the last step.
-    fn advanced<'t>(
+    /// Declares the inputs of rows. With `continues`, rows can continue with the choices of the last step.
+    pub(super) fn rows<'t>(
         &self,
         inputs: &Inputs<'t>,
         rows: usize,
         length: usize,
         pages: usize,
         continues: bool,
-    ) -> Advanced<'t> {
-        let PoolSizes { page_size, reaches, max_length, num_entries, .. } = &self.sizes;
+    ) -> Rows<'t> {
+        let PoolSizes { reaches, num_entries, .. } = &self.sizes;
         let parameters = self.programs.parameters(inputs);
+        let drafter = self.drafter.iter().flat_map(|drafter| drafter.parameters(inputs)).collect();
         let pools = self.pool_inputs(inputs);
-        let region = inputs.region();
-        let (batch, position) = (axis(BATCH, rows), axis(POSITION, length));
         let columns = Columns::new(length, pages, reaches.len());
-        let integers = [batch, axis(COLUMN, columns.total())];
+        let integers = [axis(BATCH, rows), axis(COLUMN, columns.total())];
         let integers = inputs.input("rows", DType::I32, &integers, &[None, None], false);
         let range = |range: Range<usize>, name: &'static str| {
             integers.slice(COLUMN, range.start, range.end).rename(COLUMN, name)
         };
         let [before, count, entries] =
             [Columns::BEFORE, Columns::COUNT, Columns::ENTRY].map(|column| integers.at(COLUMN, column));
-        let axes = [batch, position];
-        let places = region.iota(DType::I32, position).broadcast(&axes);
-        let segmentation = places.less(count).cast(DType::I32);
-        let own = segmentation.rename(POSITION, KV_POSITION);
-        let slots = pages * page_size;
-        let occupied = match pages {
-            0 => own,
-            _ => {
-                let earlier = axis(KV_POSITION, slots);
-                let places = region.iota(DType::I32, earlier).broadcast(&[batch, earlier]);
-                places.less(before).cast(DType::I32).concatenate(&[own], KV_POSITION)
-            }
-        };
         let table = |(index, (reach, _)): (usize, &(Option<usize>, usize))| {
             (*reach, range(columns.table(index), PAGE_OF_ROW))
         };
@@ -416,14 +562,7 @@ impl ServePrograms {
             0 => Vec::new(),
             _ => reaches.iter().enumerate().map(table).collect(),
         };
-        let state = GenerationState {
-            arrays: pools.clone(),
-            start: region.integer(DType::I32, slots as i64),
-            segmentation: occupied,
-            is_filled: pages == 0,
-            slots: *max_length,
-            pages: Some(PageTables { tables, entries, before }),
-        };
+        let slots = (0..reaches.len()).map(|index| range(columns.slots(index), POSITION)).collect();
         let given = range(columns.tokens(), POSITION);
         let last = continues.then(|| {
             let from = integers.at(COLUMN, Columns::FROM);
@@ -431,28 +570,77 @@ impl ServePrograms {
                 inputs.input("last_tokens", DType::I32, &[axis(CHOSEN, *num_entries)], &[None], false);
             from.less(0.0).select(from, chosen.take(CHOSEN, from))
         });
+        let axes = given.axes();
         let tokens =
             last.map_or(given, |last| last.less(0.0).broadcast(&axes).select(given, last.broadcast(&axes)));
-        let tokens = Tokens::as_read(tokens, places + before, segmentation);
+        let read = ReadTokens { tokens, before, count, entries, tables, pages, slots };
         let adapters = self.adapter_choices(integers);
-        let forward = Forward { state: Some(state), adapters, ..Forward::default() };
-        let made = self.programs.model.hidden(&parameters, tokens, forward);
+        Rows { parameters, drafter, pools, read, last, adapters }
+    }
+
+    /// Applies the layers to the first `count` tokens of rows. The drafter's pools stay as they are.
+    pub(super) fn advance<'t>(&self, rows: &Rows<'t>, count: Tensor<'t>) -> Advanced<'t> {
+        let read = ReadTokens { count, ..rows.read.clone() };
+        let (own, of_drafter) = rows.pools.split_at(self.num_own_pools());
+        let forward = |tokens, forward| {
+            let forward = Forward { adapters: rows.adapters, ..forward };
+            let made = self.programs.model.hidden(&rows.parameters, tokens, forward);
+            (States { hidden: made.hidden, carried: made.carried }, made.state)
+        };
+        let (states, mut pools) = self.pass(own, &self.pools(), &read, forward);
+        pools.extend(of_drafter);
+        Advanced { states, pools }
+    }
+
+    /// Applies layers with these pools to tokens: `forward` returns the states of tokens, and what pools are to hold. Returns
+    /// the states and the pools.
+    pub(super) fn pass<'t>(
+        &self,
+        pools: &[Tensor<'t>],
+        specs: &[StateSpec],
+        read: &ReadTokens<'t>,
+        forward: impl FnOnce(Tokens<'t>, Forward<'t>) -> (States<'t>, Vec<Tensor<'t>>),
+    ) -> (States<'t>, Vec<Tensor<'t>>) {
+        let PoolSizes { page_size, reaches, max_length, .. } = &self.sizes;
+        let ReadTokens { tokens, before, count, entries, tables, pages, slots } = read.clone();
+        let region = tokens.region();
+        let (batch, position) = (tokens.axis(BATCH), tokens.axis(POSITION));
+        let places = region.iota(DType::I32, position).broadcast(&[batch, position]);
+        let segmentation = places.less(count).cast(DType::I32);
+        let own = segmentation.rename(POSITION, KV_POSITION);
+        let num_slots = pages * page_size;
+        let occupied = match pages {
+            0 => own,
+            _ => {
+                let earlier = axis(KV_POSITION, num_slots);
+                let places = region.iota(DType::I32, earlier).broadcast(&[batch, earlier]);
+                places.less(before).cast(DType::I32).concatenate(&[own], KV_POSITION)
+            }
+        };
+        let state = GenerationState {
+            arrays: pools.to_vec(),
+            start: region.integer(DType::I32, num_slots as i64),
+            segmentation: occupied,
+            is_filled: pages == 0,
+            slots: *max_length,
+            pages: Some(PageTables { tables, entries, before }),
+        };
+        let tokens = Tokens::as_read(tokens, places + before, segmentation);
+        let (states, written) = forward(tokens, Forward { state: Some(state), ..Forward::default() });
         // Layers read the pools that are written here. Without a dependence on the last layer's output, XLA cannot order both,
         // and copies each pool whose reads are not in a loop over layers.
-        let nothing = nothing_of(made.hidden);
-        let updated = pools.into_iter().zip(self.pools()).zip(made.state).map(|((pool, spec), written)| {
-            let written = gathered(written, &spec);
+        let nothing = nothing_of(states.hidden);
+        let updated = pools.iter().zip(specs).zip(written).map(|((pool, spec), written)| {
+            let written = gathered(written, spec);
             let Kept::Slots { reach } = spec.kept else {
-                return self.with_entries(pool, entries + nothing, written);
+                return self.with_entries(*pool, entries + nothing, written);
             };
             let index = reaches.iter().position(|(other, _)| *other == reach);
-            let slots = range(columns.slots(index.expect("each reach has a pool")), POSITION);
-            let slots = slots.merge(&[BATCH, POSITION], WRITTEN) + nothing;
-            self.written_to(pool, slots, written.merge(&[BATCH, KV_POSITION], WRITTEN))
+            let slots = slots[index.expect("each reach has a pool")].merge(&[BATCH, POSITION], WRITTEN);
+            self.written_to(*pool, slots + nothing, written.merge(&[BATCH, KV_POSITION], WRITTEN))
         });
-        let updated: Vec<Tensor<'t>> = updated.collect();
-        let pools = self.pool_outputs(inputs, &updated);
-        Advanced { parameters, hidden: made.hidden, pools, after: before + count, last }
+        let updated = updated.collect();
+        (states, updated)
     }
 }
 
@@ -485,7 +673,7 @@ fn put_in_turn<'t>(
     pool
 }
 
-/// What rows write to a pool, in the order of its axes. Each device that holds pages or entries receives all rows.
+/// The values that rows write to a pool, in the order of its axes. Each device that holds pages or entries receives all rows.
 fn gathered<'t>(written: Tensor<'t>, pool: &StateSpec) -> Tensor<'t> {
     let is_shared = |own: &Axis| [PAGE, ENTRY_OF_SEQUENCE].contains(&own.name);
     let names = pool.axes.iter().map(|own| if is_shared(own) { BATCH } else { own.name });

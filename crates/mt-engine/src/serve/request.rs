@@ -203,6 +203,27 @@ pub struct EngineMetrics {
     pub preemptions: u64,
     /// Answers that have ended.
     pub finished: u64,
+    /// The bytes of pages in host memory.
+    pub host_bytes: u64,
+    /// The number of pages that were saved in host memory, and that came back from it.
+    pub saved_pages: u64,
+    pub restored_pages: u64,
+    /// Verifications of drafted tokens, the drafted tokens, and those of them that were accepted.
+    pub drafts: u64,
+    pub drafted_tokens: u64,
+    pub accepted_tokens: u64,
+    /// The number of accepted tokens by their place among the drafted ones; empty if the engine does not speculate.
+    pub accepted_by_place: Vec<u64>,
+}
+
+impl EngineMetrics {
+    /// Counts a verification of drafted tokens.
+    pub(super) fn count_drafts(&mut self, num_drafted: usize, num_accepted: usize) {
+        self.drafts += 1;
+        self.drafted_tokens += num_drafted as u64;
+        self.accepted_tokens += num_accepted as u64;
+        self.accepted_by_place.iter_mut().take(num_accepted).for_each(|count| *count += 1);
+    }
 }
 
 impl fmt::Debug for GenerationRequest {

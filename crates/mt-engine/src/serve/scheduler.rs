@@ -7,6 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::{
+    host_pages::{HostMoves, HostPages},
     pages::{NULL_PAGE, PageId, PagePool, Prefix, PrefixHasher},
     snapshots::Snapshots,
 };
@@ -48,6 +49,8 @@ pub(crate) struct Plan {
     pub decoded: Vec<SequenceId>,
     /// Sequences that were put back.
     pub preempted: Vec<SequenceId>,
+    /// Pages to and from host memory.
+    pub host: HostMoves,
 }
 
 impl Plan {
@@ -102,6 +105,10 @@ pub(crate) struct Sequence {
     pub entry: u32,
     /// The number of tokens that came from the prefix cache when the sequence was last admitted.
     pub found: usize,
+    /// The number of tokens that the next step verifies behind the last one.
+    pub num_drafts: usize,
+    /// The number of tokens behind them for which the step needs pages.
+    num_ahead: usize,
     /// The number of pages that other sequences can find.
     registered: usize,
     /// The prefixes of whole pages, as far as they are known.
@@ -111,6 +118,8 @@ pub(crate) struct Sequence {
     /// The prefix before the first token. It differs for sequences that must not share pages.
     root: Prefix,
     finds_prefixes: bool,
+    /// Pages of its beginning that are in host memory alone, by pool and number, until the sequence is admitted.
+    absent: Vec<(usize, usize)>,
     /// Sequences that begin with the same prompt and wait for its state.
     followers: Vec<SequenceId>,
 }
@@ -125,6 +134,11 @@ impl Sequence {
     pub fn num_known(&self) -> usize {
         self.tokens.len() - self.num_pending
     }
+
+    /// The number of tokens for which the next step needs pages, if the sequence is ready.
+    pub fn num_next(&self) -> usize {
+        1 + self.num_drafts + self.num_ahead
+    }
 }
 
 /// The state of all sequences.
@@ -132,6 +146,8 @@ pub(crate) struct Scheduler {
     options: SchedulerOptions,
     hasher: PrefixHasher,
     pools: Vec<PagePool>,
+    /// Keeps pages that lose their places on the device.
+    host: Option<HostPages>,
     entries: Vec<u32>,
     /// States of arrays without pages, if the model has such arrays. Their entries follow those of sequences.
     snapshots: Option<Snapshots>,
@@ -147,6 +163,7 @@ impl Scheduler {
     pub fn new(options: SchedulerOptions) -> Self {
         Self {
             pools: options.pools.iter().map(|pool| PagePool::new(pool.num_pages)).collect(),
+            host: None,
             entries: (1..=options.num_sequences as u32).rev().collect(),
             snapshots: options
                 .num_snapshots
@@ -158,6 +175,18 @@ impl Scheduler {
             next: 0,
             options,
         }
+    }
+
+    /// The same scheduler with host memory of `bytes` for pages, of which those of each pool have `page_bytes`.
+    pub fn with_host_memory(mut self, bytes: u64, page_bytes: Vec<u64>) -> Self {
+        self.host = self.options.keeps_prefixes.then(|| HostPages::new(bytes, page_bytes));
+        self.pools.iter_mut().for_each(|pool| drop(pool.take_evicted()));
+        self
+    }
+
+    /// The bytes of pages in host memory.
+    pub fn host_bytes(&self) -> u64 {
+        self.host.as_ref().map_or(0, HostPages::used)
     }
 
     /// Adds sequences that begin with the same prompt, which is read once. `finds_prefixes`: whether its beginning
@@ -174,10 +203,13 @@ impl Scheduler {
                 tables: vec![Vec::new(); self.pools.len()],
                 entry: 0,
                 found: 0,
+                num_drafts: 0,
+                num_ahead: 0,
                 registered: 0,
                 prefixes: Vec::new(),
                 adapter: 0,
                 root: Prefix::EMPTY,
+                absent: Vec::new(),
                 finds_prefixes: finds_prefixes && self.options.keeps_prefixes,
                 followers: if *id == ids[0] { ids[1..].to_vec() } else { Vec::new() },
             };
@@ -256,7 +288,7 @@ impl Scheduler {
         while let Some(&id) = self.running.get(index).filter(|_| chooses) {
             if !self.sequences[&id].is_ready() || self.sequences[&id].pause != Pause::No {
                 index += 1;
-            } else if self.make_room(id, 1, &mut plan) {
+            } else if self.make_room(id, self.sequences[&id].num_next(), &mut plan) {
                 plan.decoded.push(id);
                 index += 1;
             }
@@ -279,7 +311,8 @@ impl Scheduler {
             let Some(id) = self.admit(&mut plan) else { break };
             let sequence = &self.sequences[&id];
             let count = self.length_of_piece(sequence, budget);
-            if !self.make_room(id, count.max(1), &mut plan) {
+            let needed = if count == 0 { sequence.num_next() } else { count };
+            if !self.make_room(id, needed, &mut plan) {
                 break;
             }
             let sequence = &self.sequences[&id];
@@ -290,6 +323,13 @@ impl Scheduler {
                 // Followers continue from a state before the first choice, in the next step.
                 plan.decoded.push(id);
             }
+        }
+        if let Some(host) = &mut self.host {
+            // Pages that lost their places hold their old contents until the step begins.
+            for (number, pool) in self.pools.iter_mut().enumerate() {
+                pool.take_evicted().into_iter().for_each(|(page, prefix)| host.save(number, prefix, page));
+            }
+            plan.host = host.take_moves();
         }
         plan
     }
@@ -344,6 +384,7 @@ impl Scheduler {
             tables: vec![Vec::new(); self.pools.len()],
             prefixes: parent.prefixes.clone(),
             followers: Vec::new(),
+            absent: Vec::new(),
             cached: 0,
             entry: 0,
             found: 0,
@@ -353,6 +394,10 @@ impl Scheduler {
         let is_running = parent.entry != 0;
         self.sequences.insert(child, sequence);
         let copy = if is_running { self.copied(id, child) } else { None };
+        if self.host.is_some() {
+            // The copy does not wait for a step, before which pages are saved.
+            self.pools.iter_mut().for_each(|pool| drop(pool.take_evicted()));
+        }
         (child, copy)
     }
 
@@ -388,6 +433,22 @@ impl Scheduler {
         }
     }
 
+    /// Sets the number of tokens that the next step verifies, and of those behind them for which it needs pages.
+    pub fn set_drafts(&mut self, id: SequenceId, num_drafts: usize, num_ahead: usize) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            (sequence.num_drafts, sequence.num_ahead) = (num_drafts, num_ahead);
+        }
+    }
+
+    /// Releases the pages that hold only tokens that were verified and not accepted.
+    pub fn roll_back(&mut self, id: SequenceId) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        let kept = sequence.cached.div_ceil(self.options.page_size);
+        for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
+            table.drain(kept.min(table.len())..).for_each(|page| pool.release(page));
+        }
+    }
+
     /// Removes a sequence, whose pages are free from now on.
     pub fn remove(&mut self, id: SequenceId) {
         self.put_down(id);
@@ -402,8 +463,11 @@ impl Scheduler {
 
     /// Forgets all sequences and pages.
     pub fn forget(&mut self) {
-        let next = self.next;
-        *self = Self { next, ..Self::new(self.options.clone()) };
+        let (next, host) = (self.next, self.host.take().map(HostPages::emptied));
+        *self = Self { next, host, ..Self::new(self.options.clone()) };
+        if self.host.is_some() {
+            self.pools.iter_mut().for_each(|pool| drop(pool.take_evicted()));
+        }
     }
 
     /// Gives the state of leaders to the sequences that wait for it. Those for which there is no room are read on their
@@ -486,17 +550,20 @@ impl Scheduler {
         let length = sequence.tokens.len();
         // Room for running sequences to grow for a while before one has to be put back.
         let headroom = self.running.len().div_ceil(4);
-        let has_room = self.pools.iter().zip(&self.options.pools).all(|(pool, options)| {
-            let rest = length - num_found * size;
-            let reached = options.reach.map_or(rest, |reach| rest.min(reach + self.options.piece));
-            pool.available() >= reached.div_ceil(size) + headroom
-        });
+        let has_room =
+            self.pools.iter().zip(&self.options.pools).enumerate().all(|(number, (pool, options))| {
+                let rest = length - num_found * size;
+                let reached = options.reach.map_or(rest, |reach| rest.min(reach + self.options.piece));
+                let absent = sequence.absent.iter().filter(|(pool, _)| *pool == number).count();
+                pool.available() >= reached.div_ceil(size) + absent + headroom
+            });
         if !has_room && !self.running.is_empty() {
             self.give_up_pages(id);
             return None;
         }
         self.waiting.remove(&id);
         let entry = self.entries.pop().expect("there is one");
+        self.restore_absent(id);
         let sequence = self.sequences.get_mut(&id).expect("it waits");
         sequence.entry = entry;
         sequence.cached = num_found * size;
@@ -509,6 +576,19 @@ impl Scheduler {
         }
         self.run(id);
         Some(id)
+    }
+
+    /// Gives a sequence pages for those of its beginning that are in host memory alone.
+    fn restore_absent(&mut self, id: SequenceId) {
+        let sequence = self.sequences.get_mut(&id).expect("it waits");
+        for (pool, number) in std::mem::take(&mut sequence.absent) {
+            // A sequence without others has room for all of its tokens.
+            let page = self.pools[pool].allocate().expect("there is room for the sequence");
+            let prefix = sequence.prefixes[number];
+            self.pools[pool].register(page, prefix);
+            sequence.tables[pool][number] = page;
+            self.host.as_mut().expect("the page is in host memory").restore(pool, prefix, page);
+        }
     }
 
     /// Shares the kept pages of the sequence's beginning; returns their number. A pool whose queries see a limited number
@@ -528,8 +608,12 @@ impl Scheduler {
             sequence.prefixes.push(self.hasher.extend(before, tokens));
         }
         let first_needed = |reach: Option<usize>, count: usize| first_seen(reach, count * size, size);
-        let has = |pool: &PagePool, number: usize| pool.find(sequence.prefixes[number]).is_some();
-        let pools = || self.pools.iter().zip(&self.options.pools);
+        let host = self.host.as_ref();
+        let has = |pool: usize, number: usize| {
+            let prefix = sequence.prefixes[number];
+            self.pools[pool].find(prefix).is_some() || host.is_some_and(|host| host.has(pool, prefix))
+        };
+        let pools = || self.options.pools.iter().enumerate();
         let unbounded = pools().filter(|(_, options)| options.reach.is_none());
         let kept = unbounded.map(|(pool, _)| (0..most).take_while(|number| has(pool, *number)).count());
         let bounded: Vec<_> = pools().filter(|(_, options)| options.reach.is_some()).collect();
@@ -541,16 +625,18 @@ impl Scheduler {
         let fits = |count: &usize| {
             has_state(*count)
                 && bounded.iter().all(|(pool, options)| {
-                    (first_needed(options.reach, *count)..*count).all(|number| has(pool, number))
+                    (first_needed(options.reach, *count)..*count).all(|number| has(*pool, number))
                 })
         };
         let num_found = (0..=kept.min().unwrap_or(most)).rev().find(fits).unwrap_or(0);
-        for ((pool, options), table) in
-            self.pools.iter_mut().zip(&self.options.pools).zip(&mut sequence.tables)
-        {
+        let pools = self.pools.iter_mut().zip(&self.options.pools).enumerate();
+        for ((index, (pool, options)), table) in pools.zip(&mut sequence.tables) {
             let first = first_needed(options.reach, num_found);
             for number in 0..num_found {
                 let page = if number < first { None } else { pool.find(sequence.prefixes[number]) };
+                if number >= first && page.is_none() {
+                    sequence.absent.push((index, number));
+                }
                 page.into_iter().for_each(|page| pool.share(page));
                 table.push(page.unwrap_or(NULL_PAGE));
             }
@@ -639,6 +725,7 @@ impl Scheduler {
 
     fn give_up_pages(&mut self, id: SequenceId) {
         let sequence = self.sequences.get_mut(&id).expect("it exists");
+        sequence.absent.clear();
         for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
             // The last pages are the least useful ones to others, so they are forgotten first.
             for page in table.drain(..).rev().filter(|page| *page != NULL_PAGE) {
@@ -661,6 +748,7 @@ impl Scheduler {
                 assert_eq!(pool.references(page), counts.get(&page).copied().unwrap_or(0), "page {page}");
             }
         }
+        self.host.iter().for_each(HostPages::check);
         assert!(self.running.is_sorted());
         assert_eq!(self.entries.len() + self.running.len(), self.options.num_sequences);
     }

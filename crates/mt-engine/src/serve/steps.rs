@@ -1,5 +1,7 @@
 //! The steps of an engine on its devices.
 
+mod host;
+
 use std::{
     collections::HashMap,
     ops::Deref,
@@ -15,10 +17,12 @@ use super::{
     TokenLogProbability,
     adapters::{AdaptedSteps, ServedAdapters},
     choice::{NUM_NUMBERS, num_words, numbers_of},
+    host_pages::PageMove,
     pages::PageId,
     program::{ChoiceKey, Columns, ServePrograms, StepKey},
     request::TokenChoice,
     scheduler::StateCopy,
+    speculation::Drafter,
 };
 use crate::{EngineError, engine::LESS_MEMORY, sampler::Sampler};
 
@@ -93,8 +97,45 @@ pub(crate) trait Steps {
     /// Reads tokens of texts, and returns the sums of their hidden states with the weights of each row's tokens.
     fn pool(&mut self, rows: &[StepRow<'_>], weights: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, EngineError>;
 
+    /// Reads the last token of each row and the tokens drafted behind it, and chooses tokens up to the first one that
+    /// differs from its draft: at least one for each row, and one more than the drafts at most.
+    fn verify(
+        &mut self,
+        rows: &[StepRow<'_>],
+        drafts: &[Drafts<'_>],
+        choices: &[StepChoice<'_>],
+    ) -> Result<Vec<Vec<TokenLogProbability>>, EngineError>;
+
+    /// The tokens that the last choice drafted to follow those that it chose, by row; empty if the model drafts none.
+    fn take_drafts(&mut self) -> Vec<Vec<u32>> {
+        Vec::new()
+    }
+
+    /// Forgets pages in host memory, and saves others there.
+    fn save(&mut self, forgotten: &[u64], saved: &[PageMove]) -> Result<(), EngineError>;
+
+    /// Brings pages back from host memory.
+    fn restore(&mut self, restored: &[PageMove]) -> Result<(), EngineError>;
+
     /// Forgets all state, after a step has failed.
     fn reset(&mut self) -> Result<(), EngineError>;
+}
+
+/// The tokens that a step verifies behind the last one of a row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Drafts<'a> {
+    Tokens(&'a [u32]),
+    /// This many tokens, which the step drafts itself.
+    Own(usize),
+}
+
+impl Drafts<'_> {
+    pub fn count(self) -> usize {
+        match self {
+            Self::Tokens(tokens) => tokens.len(),
+            Self::Own(count) => count,
+        }
+    }
 }
 
 /// The sizes of batches, which are rounded up to few different ones, so that few programs are compiled.
@@ -134,11 +175,19 @@ pub(crate) struct DeviceSteps<P = Arc<Vec<Array>>> {
     pools: Vec<Array>,
     /// The tokens that the last step chooses, one for each sequence that can run.
     last: Option<Array>,
+    /// The parameters of the drafter, which programs take after those of the model.
+    drafter: Arc<Vec<Array>>,
+    /// The drafts of the step that ended last, by row.
+    drafts: Vec<Vec<u32>>,
+    /// The contents of pages in host memory, one array after the other, by their numbers.
+    host: HashMap<u64, Vec<HostArray>>,
 }
 
 /// The outputs of a step during their copy to the host.
 pub(crate) struct PendingChoice {
     tokens: PendingArray,
+    /// The drafts of the next step, if a drafter reads the model's states.
+    drafts: Option<PendingArray>,
     scores: Vec<PendingArray>,
     /// The number of most probable tokens that each row wants.
     num_top: Vec<usize>,
@@ -167,18 +216,21 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
         compile: CompileSettings,
         executables: Executables,
     ) -> Result<Self, EngineError> {
-        let (adapted, compiled, pools, last) = (None, Duration::ZERO, Vec::new(), None);
+        let drafter = programs.drafter.as_ref().map_or_else(Arc::default, Drafter::arrays);
         let mut steps = Self {
             runtime,
             parameters,
             programs,
-            adapted,
+            adapted: None,
             sizes,
             compile,
             executables,
-            compiled,
-            pools,
-            last,
+            compiled: Duration::ZERO,
+            pools: Vec::new(),
+            last: None,
+            drafter,
+            drafts: Vec::new(),
+            host: HashMap::new(),
         };
         steps.reset()?;
         Ok(steps)
@@ -195,6 +247,11 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
         for weights in [Weights::Base].into_iter().chain(adapted) {
             for (rows, pages) in rows.iter().flat_map(|rows| pages.iter().map(move |pages| (*rows, *pages))) {
                 self.executable(StepKey::Choose { rows, pages, choice: ChoiceKey::GREEDY }, weights)?;
+                if self.programs.num_drafts > 0 {
+                    let length = 1 + self.programs.num_drafts;
+                    let choice = ChoiceKey::GREEDY;
+                    self.executable(StepKey::Verify { rows, length, pages, choice }, weights)?;
+                }
             }
             for (rows, length) in
                 read_rows.iter().flat_map(|rows| lengths.iter().map(move |length| (*rows, *length)))
@@ -253,11 +310,12 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
     fn run(&mut self, key: StepKey, weights: Weights, inputs: Vec<Array>) -> Result<Vec<Array>, EngineError> {
         let executable = self.executable(key, weights)?;
         let base = (*self.parameters).as_ref();
-        let parameters: Vec<&Array> = match (weights, &self.adapted) {
+        let mut parameters: Vec<&Array> = match (weights, &self.adapted) {
             (Weights::Absent, _) => Vec::new(),
             (Weights::Adapted, Some(adapted)) => adapted.parameters(base),
             _ => base.iter().collect(),
         };
+        parameters.extend(self.drafter.iter().filter(|_| weights != Weights::Absent));
         let num_pools = self.pools.len();
         let all = parameters
             .into_iter()
@@ -305,10 +363,45 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
         self.array(DType::I32, &[num_rows, width], &integers)
     }
 
+    /// The number of tokens behind those of a step that its drafter writes.
+    fn num_ahead(&self) -> usize {
+        let reads_states = self.programs.drafter.as_ref().is_some_and(Drafter::reads_states);
+        if reads_states { self.programs.num_drafts } else { 0 }
+    }
+
+    /// Starts to copy what programs return behind the tokens that they choose to the host: drafts, if a drafter reads the
+    /// model's states, and log-probabilities.
+    fn copied(&self, outputs: &[Array]) -> Result<(Option<PendingArray>, Vec<PendingArray>), RuntimeError> {
+        let has_drafts = self.programs.drafter.as_ref().is_some_and(Drafter::reads_states);
+        let mut drafts: Vec<PendingArray> =
+            outputs.iter().map(Array::to_host_async).collect::<Result<_, _>>()?;
+        let scores = drafts.split_off(usize::from(has_drafts));
+        Ok((drafts.pop(), scores))
+    }
+
+    /// Waits for the drafts of `num_rows` rows.
+    fn keep_drafts(&mut self, drafts: Option<PendingArray>, num_rows: usize) -> Result<(), RuntimeError> {
+        let Some(drafts) = drafts else { return Ok(()) };
+        let drafts = drafts.wait()?;
+        let width = drafts.dims()[1];
+        let rows = drafts.as_slice::<i32>().expect("tokens have 32 bits").chunks_exact(width).take(num_rows);
+        self.drafts = rows.map(|row| row.iter().map(|token| token.cast_unsigned()).collect()).collect();
+        Ok(())
+    }
+
     /// The number of pages that programs of these rows attend to, if they attend to any.
     fn num_pages(&self, rows: &[StepRow<'_>]) -> Option<usize> {
         let most = rows.iter().map(|row| row.before).max().filter(|most| *most > 0)?;
-        Some(rounded_up(&self.sizes.pages, most.div_ceil(self.programs.sizes.page_size)))
+        Some(self.pages_of(most))
+    }
+
+    /// The number of pages of programs whose rows have up to `most` tokens, with those that a drafter writes behind them as
+    /// far as a sequence has room.
+    fn pages_of(&self, most: usize) -> usize {
+        let needed = |tokens: usize| tokens.div_ceil(self.programs.sizes.page_size);
+        let largest = self.sizes.pages.last().copied().unwrap_or_default();
+        let ahead = needed(most + self.num_ahead()).min(largest);
+        rounded_up(&self.sizes.pages, needed(most).max(ahead))
     }
 
     fn choice_key(&self, choices: &[StepChoice<'_>]) -> ChoiceKey {
@@ -403,7 +496,7 @@ impl<P: Deref<Target: AsRef<[Array]>>> Steps for DeviceSteps<P> {
         let pages = self.num_pages(rows).unwrap_or(0);
         let columns = Columns::new(length, pages, self.programs.sizes.reaches.len());
         let mut inputs = vec![self.integers(rows, num_rows, columns)?];
-        if scores.is_some() {
+        if scores.is_some() || self.programs.drafter.as_ref().is_some_and(Drafter::reads_next) {
             let mut next = vec![0_i32; num_rows * length];
             for (next, targets) in next.chunks_exact_mut(length).zip(targets) {
                 next.iter_mut().zip(*targets).for_each(|(to, target)| *to = *target as i32);
@@ -438,17 +531,16 @@ impl<P: Deref<Target: AsRef<[Array]>>> Steps for DeviceSteps<P> {
         let key = StepKey::Choose { rows: num_rows, pages, choice: key };
         let mut outputs = self.run(key, self.weights(rows), inputs)?;
         let tokens = outputs.remove(0);
-        let pending = PendingChoice {
-            tokens: tokens.to_host_async()?,
-            scores: outputs.iter().map(Array::to_host_async).collect::<Result<_, _>>()?,
-            num_top: choices.iter().map(|choice| choice.num_top).collect(),
-        };
+        let (drafts, scores) = self.copied(&outputs)?;
+        let num_top = choices.iter().map(|choice| choice.num_top).collect();
+        let pending = PendingChoice { tokens: tokens.to_host_async()?, drafts, scores, num_top };
         self.last = Some(tokens);
         Ok(pending)
     }
 
     fn finish(&mut self, pending: PendingChoice) -> Result<Vec<TokenLogProbability>, EngineError> {
         let tokens = pending.tokens.wait()?;
+        self.keep_drafts(pending.drafts, pending.num_top.len())?;
         let scores = Scores::wait(pending.scores)?;
         let tokens = tokens.as_slice::<i32>().expect("tokens have 32 bits");
         let chosen = pending.num_top.iter().zip(tokens).enumerate();
@@ -476,8 +568,61 @@ impl<P: Deref<Target: AsRef<[Array]>>> Steps for DeviceSteps<P> {
         Ok(sums.chunks_exact(sums.len() / num_rows).take(rows.len()).map(<[f32]>::to_vec).collect())
     }
 
+    fn verify(
+        &mut self,
+        rows: &[StepRow<'_>],
+        drafts: &[Drafts<'_>],
+        choices: &[StepChoice<'_>],
+    ) -> Result<Vec<Vec<TokenLogProbability>>, EngineError> {
+        let num_rows = rounded_up(&self.sizes.rows, rows.len());
+        let length = 1 + self.programs.num_drafts;
+        let tokens: Vec<Vec<u32>> = rows
+            .iter()
+            .zip(drafts)
+            .map(|(row, drafts)| match drafts {
+                Drafts::Tokens(drafts) => [row.tokens, *drafts].concat(),
+                Drafts::Own(count) => [row.tokens, vec![0; *count].as_slice()].concat(),
+            })
+            .collect();
+        let rows: Vec<StepRow<'_>> =
+            rows.iter().zip(&tokens).map(|(row, tokens)| StepRow { tokens, ..*row }).collect();
+        // A drafter reads its own drafts through the tables.
+        let pages = self.pages_of(rows.iter().map(|row| row.before + row.tokens.len()).max().unwrap_or(1));
+        let columns = Columns::new(length, pages, self.programs.sizes.reaches.len());
+        let key = self.choice_key(choices);
+        let mut inputs = vec![self.integers(&rows, num_rows, columns)?];
+        inputs.extend(self.choice_inputs(key, choices, num_rows)?);
+        let key = StepKey::Verify { rows: num_rows, length, pages, choice: key };
+        let outputs = self.run(key, self.weights(&rows), inputs)?;
+        let (drafts, scores) = self.copied(&outputs[2..])?;
+        let [tokens, num_accepted] = [outputs[0].to_host()?, outputs[1].to_host()?];
+        self.keep_drafts(drafts, rows.len())?;
+        let scores = Scores::wait(scores)?;
+        let of_32_bits = "tokens have 32 bits";
+        let (tokens, num_accepted) =
+            (tokens.as_slice::<i32>().expect(of_32_bits), num_accepted.as_slice::<i32>().expect(of_32_bits));
+        let of_row = |(row, (choice, num_accepted)): (usize, (&StepChoice<'_>, &i32))| {
+            let places = row * length..=row * length + *num_accepted as usize;
+            places.map(|place| scores.of(place, tokens[place].cast_unsigned(), choice.num_top)).collect()
+        };
+        Ok(choices.iter().zip(num_accepted).enumerate().map(of_row).collect())
+    }
+
+    fn take_drafts(&mut self) -> Vec<Vec<u32>> {
+        std::mem::take(&mut self.drafts)
+    }
+
+    fn save(&mut self, forgotten: &[u64], saved: &[PageMove]) -> Result<(), EngineError> {
+        self.save_pages(forgotten, saved)
+    }
+
+    fn restore(&mut self, restored: &[PageMove]) -> Result<(), EngineError> {
+        self.restore_pages(restored)
+    }
+
     fn reset(&mut self) -> Result<(), EngineError> {
         self.pools.clear();
+        self.host.clear();
         let executable = self.executable(StepKey::Empty, Weights::Absent)?;
         self.pools = executable.run(Vec::new())?;
         let num_tokens = self.programs.sizes.num_entries;

@@ -2,8 +2,9 @@
 //!
 //! A step starts before the host knows the tokens of the one before it. Those stay on the devices as the next step's input,
 //! and are read and sent while it runs. So what ends an answer other than its length is noticed a step late; the token of
-//! that step is dropped.
+//! that step is dropped. An engine that speculates waits for each step instead, since drafts follow known tokens.
 
+mod drafts;
 mod pool;
 
 use std::{collections::HashMap, sync::Arc};
@@ -65,11 +66,14 @@ pub(super) struct Answer {
     pub num_started: usize,
     filter: Option<Box<dyn TokenFilter>>,
     adjustment: Option<Adjustment>,
+    /// The tokens that the next step verifies, unless it drafts them itself.
+    drafts: Vec<u32>,
 }
 
 impl Answer {
     pub fn new(request: u64, number: usize) -> Self {
-        Self { request, number, num_tokens: 0, num_started: 0, filter: None, adjustment: None }
+        let drafts = Vec::new();
+        Self { request, number, num_tokens: 0, num_started: 0, filter: None, adjustment: None, drafts }
     }
 }
 
@@ -268,10 +272,20 @@ impl<S: Steps> Worker<S> {
     }
 
     fn step(&mut self) -> Result<(), EngineError> {
-        let Plan { copies, mut pieces, decoded, preempted } = self.scheduler.plan();
-        self.shared.count(|metrics| metrics.preemptions += preempted.len() as u64);
+        let Plan { copies, mut pieces, decoded, preempted, host } = self.scheduler.plan();
+        self.shared.count(|metrics| {
+            metrics.preemptions += preempted.len() as u64;
+            metrics.saved_pages += host.saved.len() as u64;
+            metrics.restored_pages += host.restored.len() as u64;
+        });
+        if !(host.forgotten.is_empty() && host.saved.is_empty()) {
+            self.steps.save(&host.forgotten, &host.saved)?;
+        }
         for copy in &copies {
             self.steps.copy(copy)?;
+        }
+        if !host.restored.is_empty() {
+            self.steps.restore(&host.restored)?;
         }
         // Pieces of alike length are read together, and prompts that attend to no earlier page apart from others.
         pieces.sort_by_key(|piece| {
@@ -293,9 +307,15 @@ impl<S: Steps> Worker<S> {
             rest = later;
         }
         let was_idle = pieces.is_empty() && decoded.is_empty() && preempted.is_empty();
-        let next = self.start(decoded)?;
+        let (verified, others) = self.may_go_on(decoded);
+        let next = self.start(others)?;
         let has_settled = self.settle()?;
         self.started = next;
+        self.verify(&verified)?;
+        if self.options.speculation.is_some() {
+            // Drafts follow known tokens.
+            self.settle()?;
+        }
         if was_idle && !has_settled {
             // Texts of a search wait for others that find no room.
             self.scheduler.put_back_paused();
@@ -310,8 +330,10 @@ impl<S: Steps> Worker<S> {
         // Tokens beyond the end of an answer are dropped.
         let num_kept = sequences.iter().filter(|id| self.answers.contains_key(id)).count();
         self.shared.count(|metrics| metrics.generated_tokens += num_kept as u64);
+        let mut drafted = self.steps.take_drafts().into_iter();
         for (id, token) in sequences.into_iter().zip(chosen) {
             self.receive(id, token)?;
+            self.draft(id, drafted.next().unwrap_or_default());
         }
         Ok(true)
     }
@@ -352,11 +374,16 @@ impl<S: Steps> Worker<S> {
         Ok(())
     }
 
-    /// Starts a step that chooses the next tokens of sequences.
-    fn start(&mut self, decoded: Vec<SequenceId>) -> Result<Option<Started<S::Pending>>, EngineError> {
+    /// The sequences whose answers go on: those with drafts, and others.
+    fn may_go_on(&mut self, decoded: Vec<SequenceId>) -> (Vec<SequenceId>, Vec<SequenceId>) {
         let mut sequences: Vec<SequenceId> =
             decoded.into_iter().filter(|id| self.may_continue(*id)).collect();
         sequences.sort_by_key(|id| order_of_adapter(self.scheduler.sequence(*id).adapter));
+        sequences.into_iter().partition(|id| self.scheduler.sequence(*id).num_drafts > 0)
+    }
+
+    /// Starts a step that chooses the next tokens of sequences.
+    fn start(&mut self, sequences: Vec<SequenceId>) -> Result<Option<Started<S::Pending>>, EngineError> {
         if sequences.is_empty() {
             return Ok(None);
         }
@@ -369,37 +396,27 @@ impl<S: Steps> Worker<S> {
                 StepRow { from, ..row(sequence, sequence.cached..sequence.cached + 1) }
             })
             .collect();
-        let choices: Vec<StepChoice<'_>> = sequences
-            .iter()
-            .map(|id| {
-                let answer = &self.answers[id];
-                let request = &self.requests[&answer.request];
-                let accepted = &request.accepted;
-                StepChoice {
-                    choice: &accepted.request.choice,
-                    seed: accepted.seed,
-                    answer: accepted.first_answer + answer.number as u64,
-                    num_top: request.num_top(),
-                    adjustment: answer.adjustment.as_ref(),
-                }
-            })
-            .collect();
+        let choices = choices(&self.requests, &self.answers, &sequences);
         let pending = self.steps.start(&rows, &choices)?;
-        for id in &sequences {
-            let answer = self.answers.get_mut(id).expect("the answer continues");
-            answer.num_started += 1;
-            let pause = if answer.num_started == self.requests[&answer.request].limit {
-                Pause::AtEnd
-            } else if answer.filter.is_some() || self.requests[&answer.request].search.is_some() {
-                // A filter has to see each token before it allows the next one, and a search decides which texts go on.
-                Pause::UntilKnown
-            } else {
-                Pause::No
-            };
-            self.scheduler.has_started(*id, pause);
-        }
+        sequences.iter().for_each(|id| self.has_started(*id));
         let rows = sequences.iter().enumerate().map(|(row, id)| (*id, row)).collect();
         Ok(Some(Started { pending, sequences, rows }))
+    }
+
+    /// Takes note of a step that has started and chooses the next token of a sequence.
+    fn has_started(&mut self, id: SequenceId) {
+        let answer = self.answers.get_mut(&id).expect("the answer continues");
+        answer.num_started += 1;
+        let request = &self.requests[&answer.request];
+        let pause = if answer.num_started == request.limit {
+            Pause::AtEnd
+        } else if answer.filter.is_some() || request.search.is_some() {
+            // A filter has to see each token before it allows the next one, and a search decides which texts go on.
+            Pause::UntilKnown
+        } else {
+            Pause::No
+        };
+        self.scheduler.has_started(id, pause);
     }
 
     /// Reports the prompt of a sequence before its first choice, and prepares the choice. `false` if the answer has ended.
@@ -491,9 +508,11 @@ impl<S: Steps> Worker<S> {
     fn report(&self) {
         let (used_pages, total_pages) = self.scheduler.pages();
         let (running, waiting) = (self.scheduler.num_running(), self.scheduler.num_waiting());
+        let host_bytes = self.scheduler.host_bytes();
         self.shared.count(|metrics| {
             (metrics.used_pages, metrics.total_pages) = (used_pages, total_pages);
             (metrics.running, metrics.waiting) = (running, waiting);
+            metrics.host_bytes = host_bytes;
         });
     }
 }
@@ -504,6 +523,27 @@ pub(crate) fn row(sequence: &super::scheduler::Sequence, tokens: std::ops::Range
     let before = tokens.start;
     let (entry, adapter) = (sequence.entry, sequence.adapter);
     StepRow { tokens: &sequence.tokens[tokens], from: None, before, tables, entry, adapter }
+}
+
+/// How the next tokens of sequences are chosen.
+fn choices<'a>(
+    requests: &'a HashMap<u64, OpenRequest>,
+    answers: &'a HashMap<SequenceId, Answer>,
+    ids: &[SequenceId],
+) -> Vec<StepChoice<'a>> {
+    let choice = |id: &SequenceId| {
+        let answer = &answers[id];
+        let request = &requests[&answer.request];
+        let accepted = &request.accepted;
+        StepChoice {
+            choice: &accepted.request.choice,
+            seed: accepted.seed,
+            answer: accepted.first_answer + answer.number as u64,
+            num_top: request.num_top(),
+            adjustment: answer.adjustment.as_ref(),
+        }
+    };
+    ids.iter().map(choice).collect()
 }
 
 /// A bit for each token that a request allows.

@@ -210,7 +210,7 @@ fn sent_and_cached(keys: &[&str]) -> (u64, u64) {
         num_snapshots: None,
         max_length: 40,
     };
-    let programs = ServePrograms { programs: engine.programs.clone(), sizes };
+    let programs = ServePrograms { programs: engine.programs.clone(), sizes, drafter: None, num_drafts: 0 };
     let step = programs.trace(StepKey::Choose { rows: 4, pages, choice: ChoiceKey::GREEDY }).unwrap();
     let step = testing::cpu(8).compile(&step, &CompileSettings::default()).unwrap();
     let collectives = step.collectives().unwrap();

@@ -26,6 +26,8 @@ pub struct DecoderConfig {
     /// Whether each module has a norm of its own before the head and the first one reads the normalized hidden states, as
     /// published modules do. Otherwise modules share the final norm, and the first one reads the residual stream.
     pub own_prediction_norms: bool,
+    /// The input of the first layer in place of embeddings, in a decoder that drafts for another model.
+    pub fusion: Option<FusionConfig>,
     pub residual: ResidualConnection,
     pub norm: NormOptions,
     /// Whether MaxText's checkpoints hold the scales of norms with their offset added.
@@ -56,6 +58,13 @@ pub struct DecoderConfig {
     pub batch_pieces: usize,
     /// The activations to keep; `None` keeps all.
     pub remat: Option<SavePolicy>,
+}
+
+/// The projection of the states of another model, and of the embeddings of the tokens that follow them, to the input of the
+/// first layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FusionConfig {
+    pub has_bias: bool,
 }
 
 /// The embedding of tokens before the first layer.

@@ -7,6 +7,7 @@
 mod activations;
 mod adapters;
 mod config;
+mod eagle;
 mod encoder;
 mod layer;
 mod parameters;
@@ -38,7 +39,9 @@ use mt_trace::{Precision, Tensor};
 
 pub use activations::{Activation, RegionActivations};
 pub use adapters::{AdapterConfig, AdapterTargets};
-pub use config::{DecoderConfig, EmbeddingConfig, HeadConfig, LayerConfig, LayerNorms, NormKind, Positions};
+pub use config::{
+    DecoderConfig, EmbeddingConfig, FusionConfig, HeadConfig, LayerConfig, LayerNorms, NormKind, Positions,
+};
 pub use encoder::{Encoder, EncoderConfig};
 pub use layer::{DecoderLayer, PerLayerInput};
 pub use parameters::{Parameter, Place};
@@ -56,12 +59,12 @@ pub(crate) use parameters::role;
 use adapters::{frozen, with_adapters};
 use part::StateDims;
 use pieces::Pieces;
-use prediction::{module_specs, predict};
+use prediction::{module_specs, predict, predict_one};
 use stack::{StackInputs, StackState, stack_specs, state_specs};
 
 use crate::{
-    Description, FlopCount, Forward, ForwardPass, Hidden, LayerOutput, Model, ModelError, OfLayers,
-    RoutingBias, ScoreWeights, StateSpec, Storage, StoredParameter, Tokens,
+    Description, FlopCount, Forward, ForwardPass, GenerationState, Hidden, LayerOutput, Model, ModelError,
+    OfLayers, Prediction, RoutingBias, ScoreWeights, StateSpec, Storage, StoredParameter, Tokens,
     families::Family,
     hugging_face::{self, FileTensor},
     layer_output::auxiliary_losses,
@@ -73,6 +76,8 @@ pub struct DecoderParameters<L> {
     pub token_embedder: Embedding<L>,
     pub positions: Option<PositionTable<L>>,
     pub per_layer: Option<PerLayerEmbedding<L>>,
+    /// `[both, embed]`: the input of the first layer in a decoder that drafts for another model.
+    pub fusion: Option<Linear<L>>,
     pub layers: Layers<L>,
     /// The biases of the decoder's layers by distance: `[bucket, q_heads]`.
     pub relative_bias: Option<L>,
@@ -182,6 +187,7 @@ fn specs(config: &DecoderConfig) -> DecoderParameters<ParamSpec> {
         token_embedder: Embedding { embedding: table },
         positions,
         per_layer,
+        fusion: config.fusion.map(|fusion| fusion.specs(&builder, embed)),
         layers: stack_specs(config),
         relative_bias: config.relative_bias_specs(&builder, false),
         encoder: config.encoder_specs(&builder),
@@ -305,6 +311,10 @@ impl ForwardPass for Decoder {
         self.config.precision
     }
 
+    fn width(&self) -> usize {
+        self.config.embed.size
+    }
+
     fn num_learned_positions(&self) -> Option<usize> {
         match self.config.embedding.positions {
             Positions::Learned(count) => Some(count),
@@ -316,10 +326,8 @@ impl ForwardPass for Decoder {
         let config = &self.config;
         let model = self.specs.with_leaves(parameters.iter().copied());
         let segments = match &forward.state {
-            Some(state) if !state.is_filled => {
-                Segments::of_cache(tokens.segmentation, state.segmentation, state.start, tokens.order)
-            }
-            _ => Segments::within(tokens.segmentation, tokens.order).with_positions(tokens.positions),
+            Some(state) => state.segments(&tokens),
+            None => Segments::within(tokens.segmentation, tokens.order).with_positions(tokens.positions),
         };
         let length = forward.state.as_ref().map_or(tokens.tokens.axis(POSITION).size, |state| state.slots);
         let angles = config.angles(tokens.positions, length);
@@ -386,7 +394,8 @@ impl ForwardPass for Decoder {
         }
         let auxiliary_losses = auxiliary_losses(&layer_outputs);
         layer_outputs.retain(|of_layers| forward.layer_outputs.contains(&of_layers.label.kind));
-        Hidden { hidden, predictions, state: outputs.state, taps, layer_outputs, auxiliary_losses }
+        let carried = if config.predictions_read_normalized() { hidden } else { outputs.x };
+        Hidden { hidden, predictions, carried, state: outputs.state, taps, layer_outputs, auxiliary_losses }
     }
 
     fn head_parameters(&self) -> Vec<usize> {
@@ -422,6 +431,37 @@ impl ForwardPass for Decoder {
     fn state(&self, batch: usize, slots: usize, source: usize) -> Vec<StateSpec> {
         let (embed, dtype) = (self.config.embed.size, self.config.dtype);
         state_specs(&self.config, &StateDims { batch, slots, source, embed, dtype })
+    }
+
+    fn prediction_state(&self, batch: usize, slots: usize) -> Option<Vec<StateSpec>> {
+        let (embed, dtype) = (self.config.embed.size, self.config.dtype);
+        let dims = StateDims { batch, slots, source: 0, embed, dtype };
+        match self.config.fusion {
+            Some(_) => Some(state_specs(&self.config, &dims)),
+            None => self.config.predictions.first().map(|layer| layer.state(&dims)),
+        }
+    }
+
+    fn predict<'t>(
+        &self,
+        parameters: &[Tensor<'t>],
+        carried: Tensor<'t>,
+        next: Tokens<'t>,
+        state: GenerationState<'t>,
+    ) -> Prediction<'t> {
+        let config = &self.config;
+        let model = self.specs.with_leaves(parameters.iter().copied());
+        let embedded = config.embedded(&model.token_embedder, next.tokens);
+        let angles = config.angles(next.positions, state.slots);
+        let inputs = StackInputs::of_generation(next, angles, state);
+        if let Some(fusion) = &model.fusion {
+            return eagle::predict(fusion, &model.layers, config, carried, embedded, &inputs);
+        }
+        let normalized = |x: Tensor<'t>| match &model.final_norm {
+            Some(norm) => norm.forward(x, EMBED, config.norm),
+            None => x,
+        };
+        predict_one(&model.predictions[0], carried, config, &inputs, embedded, normalized)
     }
 
     fn reads_source(&self) -> bool {
@@ -475,7 +515,10 @@ impl Storage for Decoder {
     fn other_names(&self, name: &str) -> Vec<String> {
         let form = self.family.hugging_face.as_ref();
         let types = form.into_iter().flat_map(|form| form.model_types);
-        types.flat_map(|model_type| (model_type.other_names)(name)).collect()
+        let others = types.flat_map(|model_type| (model_type.other_names)(name));
+        // Decoders that draft are published without the name of the whole.
+        let inside = name.strip_prefix("model.").filter(|_| self.config.fusion.is_some());
+        others.chain(inside.map(str::to_owned)).collect()
     }
 
     fn ignores_tensor(&self, name: &str) -> bool {

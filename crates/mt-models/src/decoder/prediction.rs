@@ -13,9 +13,9 @@ use super::{
     DecoderConfig, DecoderLayer, LayerConfig, NormKind, ResidualConnection,
     layer::layer_specs,
     part::SpecBuilder,
-    stack::{Sliced, StackInputs, recomputed},
+    stack::{Sliced, StackInputs, applied_once, recomputed},
 };
-use crate::OfLayers;
+use crate::{OfLayers, Prediction};
 
 /// A module that predicts one token further than the module before it, or than the decoder.
 #[derive(Clone, Debug, Tree)]
@@ -52,7 +52,7 @@ pub(super) struct Predicted<'t> {
 }
 
 /// The inputs of the projection.
-const BOTH: &str = "embedding_and_hidden";
+pub(super) const BOTH: &str = "embedding_and_hidden";
 /// The inputs of the projections to several streams.
 const INPUT: &str = "projected_from";
 
@@ -103,8 +103,7 @@ pub(super) fn predict<'t>(
     embedded: impl Fn(Tensor<'t>) -> Tensor<'t>,
     normalized: impl Fn(Tensor<'t>) -> Tensor<'t>,
 ) -> Predicted<'t> {
-    // Norms apply to one stream.
-    let reads_normalized = config.own_prediction_norms && config.residual == ResidualConnection::Added;
+    let reads_normalized = config.predictions_read_normalized();
     let mut x = if reads_normalized { normalized(x) } else { x };
     let mut predicted = Predicted { hidden: Vec::new(), others: Vec::new() };
     for ((module, layer), number) in modules.iter().zip(&config.predictions).zip(1..) {
@@ -131,12 +130,7 @@ pub(super) fn predict<'t>(
             value,
         }));
         x = made.x;
-        let head = module.streams.as_ref().and_then(|streams| streams.hc_head.as_ref());
-        let hidden = config.residual.end(head, x, config.norm);
-        let hidden = match &module.final_norm {
-            Some(norm) => norm.forward(hidden, EMBED, config.norm),
-            None => normalized(hidden),
-        };
+        let hidden = module.ended(x, config, &normalized);
         if reads_normalized {
             x = hidden;
         }
@@ -145,7 +139,49 @@ pub(super) fn predict<'t>(
     predicted
 }
 
+/// Applies a module to new tokens in generation: `carried` are the states that it reads, and `embedding` embeds the tokens
+/// that follow those of the states. `inputs` has the module's state.
+pub(super) fn predict_one<'t>(
+    module: &PredictionModule<Tensor<'t>>,
+    carried: Tensor<'t>,
+    config: &DecoderConfig,
+    inputs: &StackInputs<'t>,
+    embedding: Tensor<'t>,
+    normalized: impl Fn(Tensor<'t>) -> Tensor<'t>,
+) -> Prediction<'t> {
+    let layer = &config.predictions[0];
+    let embedding = module.embedding_norm.forward(embedding, EMBED, config.norm);
+    let hidden = module.hidden_norm.forward(carried, EMBED, config.norm);
+    let x = config.residual.constrain(module.projected(embedding, hidden));
+    let (x, state) = x.scope("mtp", |x| applied_once(x, config, layer, &module.layer, inputs));
+    let hidden = module.ended(x, config, &normalized);
+    let carried = if config.predictions_read_normalized() { hidden } else { x };
+    Prediction { hidden, carried, state }
+}
+
+impl DecoderConfig {
+    /// Whether modules read normalized states. Norms apply to one stream.
+    pub(super) fn predictions_read_normalized(&self) -> bool {
+        self.own_prediction_norms && self.residual == ResidualConnection::Added
+    }
+}
+
 impl<'t> PredictionModule<Tensor<'t>> {
+    /// The states that the head receives, from those behind the module's layer.
+    fn ended(
+        &self,
+        x: Tensor<'t>,
+        config: &DecoderConfig,
+        normalized: &impl Fn(Tensor<'t>) -> Tensor<'t>,
+    ) -> Tensor<'t> {
+        let head = self.streams.as_ref().and_then(|streams| streams.hc_head.as_ref());
+        let hidden = config.residual.end(head, x, config.norm);
+        match &self.final_norm {
+            Some(norm) => norm.forward(hidden, EMBED, config.norm),
+            None => normalized(hidden),
+        }
+    }
+
     /// The input of the module's layer, from the normalized embedding and the normalized residual stream.
     ///
     /// # Shapes

@@ -18,7 +18,7 @@ use super::{
     part::{PartInputs, PartPools, PartState, SourceStates, StateDims},
     pieces::Pieces,
 };
-use crate::{Kept, LayerOutput, OfLayers, OutputLabel, PageTables, StateSpec};
+use crate::{GenerationState, Kept, LayerOutput, OfLayers, OutputLabel, PageTables, StateSpec, Tokens};
 
 /// All layers, by segments.
 #[derive(Clone, Debug)]
@@ -351,6 +351,25 @@ pub(super) fn recomputed<'t>(
     }
 }
 
+/// Applies a single layer in generation, whose state alone `inputs` have. Also returns the layer's state.
+pub(super) fn applied_once<'t>(
+    x: Tensor<'t>,
+    config: &DecoderConfig,
+    kind: &LayerConfig,
+    layer: &DecoderLayer<Tensor<'t>>,
+    inputs: &StackInputs<'t>,
+) -> (Tensor<'t>, Vec<Tensor<'t>>) {
+    let state = inputs.state.as_ref().expect("generation has a state");
+    let given = Given { key: None, state: &state.arrays, imports: &[], per_layer: None };
+    let made = wire(x, config, kind, inputs, layer, &given);
+    let kept = kind.state(&StateDims::ONE).into_iter().map(|spec| spec.kept);
+    let updated = kept.zip(&state.arrays).zip(made.state).map(|((kept, old), new)| match state.pages {
+        Some(_) => new.cast(old.dtype()),
+        None => kept.updated(*old, state.start, new),
+    });
+    (made.x, updated.collect())
+}
+
 /// The inputs of one layer, taken from the arrays that a scan slices.
 struct Given<'a, 't> {
     key: Option<Tensor<'t>>,
@@ -448,6 +467,36 @@ fn apply<'b, 't: 'b>(
 }
 
 impl<'t> StackInputs<'t> {
+    /// The inputs of layers that read tokens with a state, and nothing else.
+    pub(super) fn of_generation(
+        tokens: Tokens<'t>,
+        angles: Vec<(RotaryOptions, RotaryAngles<'t>)>,
+        state: GenerationState<'t>,
+    ) -> Self {
+        Self {
+            tokens: tokens.tokens,
+            numbers: None,
+            positions: tokens.positions,
+            angles,
+            segments: state.segments(&tokens),
+            biases: None,
+            source: None,
+            dropout: None,
+            state: Some(StackState {
+                start: state.start,
+                is_filled: state.is_filled,
+                arrays: state.arrays,
+                pages: state.pages,
+            }),
+            // Modules that draft have no adapters.
+            adapters: None,
+            per_layer: None,
+            wanted: Vec::new(),
+            layers_in: Memory::Device,
+            pieces: None,
+        }
+    }
+
     /// The inputs with all tensors of tokens mapped, without a state.
     pub(super) fn mapped(&self, map: &dyn Fn(Tensor<'t>) -> Tensor<'t>) -> Self {
         Self {

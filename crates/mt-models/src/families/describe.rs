@@ -45,6 +45,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
     let mut config = DecoderConfig {
         predictions: Vec::new(),
         own_prediction_norms: group.mtp_own_norm,
+        fusion: None,
         residual: ResidualConnection::Added,
         embed,
         vocab: axis(axes::VOCAB, group.vocab_size),

@@ -33,8 +33,8 @@ use mt_nn::{AdapterArray, ParamSpec, RotaryScaling, attention::MaskSpec};
 use mt_shape::Path;
 
 pub use adapters::peft_modules;
-pub(crate) use names::SCORE;
 pub use names::{Along, Fused, FusedOrder, LayerStack, Layout, Placeholder, Portion, TensorName};
+pub(crate) use names::{FUSION, SCORE};
 
 use crate::{
     ModelError, StoredParameter, StoredSlice,

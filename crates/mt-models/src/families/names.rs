@@ -247,6 +247,10 @@ pub(super) const MODEL: &[TensorName] = &[
 pub(crate) const SCORE: &[TensorName] =
     &[matrix("score.kernel", "score.weight"), vector("score.bias", "score.bias")];
 
+/// The input of the first layer of a decoder that drafts for another model.
+pub(crate) const FUSION: &[TensorName] =
+    &[matrix("fusion.kernel", "fc.weight"), vector("fusion.bias", "fc.bias")];
+
 /// Attention, with all parameters that some families have.
 pub(super) const ATTENTION: &[TensorName] = &[
     matrix("attention.query.kernel", "model.layers.{layer}.self_attn.q_proj.weight"),

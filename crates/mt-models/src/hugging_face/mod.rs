@@ -22,7 +22,7 @@ pub use fields::{Described, Field};
 pub use peft::is_peft;
 pub(crate) use peft::{adapted_tensors, peft_options};
 pub use quantized::{Quantized, quantization_of};
-pub use source::{check_files, num_prediction_modules};
+pub use source::{check_files, has_tensor, num_prediction_modules};
 pub use tensors::{
     FileTensor, Lanes, TensorSection, adapter_tensors, file_tensors, section_blocks, tensor_bytes,
 };

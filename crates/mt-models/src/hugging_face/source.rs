@@ -2,6 +2,7 @@
 
 use std::{ops::Range, path::Path};
 
+use mt_checkpoint::TorchFile;
 use mt_shape::{DType, HostArray};
 
 use serde_json::Value;
@@ -18,7 +19,12 @@ use crate::StateError;
 pub(super) enum TensorSource {
     Safetensors(PublishedTensors),
     Consolidated(ConsolidatedWeights),
+    /// The one file of older models.
+    Torch(TorchFile),
 }
+
+/// The file of older models, beside which there are no safetensors.
+const TORCH_FILE: &str = "pytorch_model.bin";
 
 /// Checks that the files of a published model are present and complete, without comparing them with a model.
 ///
@@ -26,6 +32,11 @@ pub(super) enum TensorSource {
 /// A file is missing, incomplete or cannot be read.
 pub fn check_files(path: &Path) -> Result<(), StateError> {
     TensorSource::open(path).map(|_| ())
+}
+
+/// Whether the files of a published model have a tensor; not if they cannot be read, which loading reports.
+pub fn has_tensor(path: &Path, name: &str) -> bool {
+    TensorSource::open(path).is_ok_and(|source| source.dims(name).is_some())
 }
 
 /// The number of modules behind the layers that predict further tokens in the files of a published model; 0 if the files
@@ -57,13 +68,18 @@ impl TensorSource {
         if consolidated::is_at(path) {
             return ConsolidatedWeights::open(path).map(Self::Consolidated);
         }
+        let torch = path.join(TORCH_FILE);
+        let has_safetensors = ["model.safetensors", "model.safetensors.index.json"];
+        if torch.is_file() && !has_safetensors.iter().any(|name| path.join(name).exists()) {
+            return Ok(Self::Torch(TorchFile::open(&torch)?));
+        }
         PublishedTensors::open(path).map(Self::Safetensors)
     }
 
     /// The possible names in the files of a tensor whose usual name is `name`, the most probable one first.
     pub fn candidates(&self, name: &str) -> Vec<String> {
         match self {
-            Self::Safetensors(_) => prefixed(name).collect(),
+            Self::Safetensors(_) | Self::Torch(_) => prefixed(name).collect(),
             Self::Consolidated(_) => vec![consolidated::own_name(name).unwrap_or_else(|| name.to_owned())],
         }
     }
@@ -73,6 +89,7 @@ impl TensorSource {
         match self {
             Self::Safetensors(tensors) => tensors.names().collect(),
             Self::Consolidated(weights) => weights.names().collect(),
+            Self::Torch(file) => file.tensors().iter().map(|tensor| tensor.name.as_str()).collect(),
         }
     }
 
@@ -81,13 +98,17 @@ impl TensorSource {
         match self {
             Self::Safetensors(tensors) => tensors.dims(name),
             Self::Consolidated(weights) => weights.dims(name),
+            Self::Torch(file) => file.tensor(name).map(|tensor| tensor.dims.clone()),
         }
     }
 
     /// The type of a tensor that cannot be read as floating-point numbers.
     pub fn other_type(&self, name: &str) -> Option<String> {
-        let Self::Safetensors(tensors) = self else { return None };
-        let dtype = tensors.dtype(name)?;
+        let dtype = match self {
+            Self::Safetensors(tensors) => tensors.dtype(name)?,
+            Self::Torch(file) => file.tensor(name)?.dtype.clone(),
+            Self::Consolidated(_) => return None,
+        };
         (!dtype.known().is_some_and(DType::is_float)).then(|| dtype.to_string())
     }
 
@@ -95,7 +116,7 @@ impl TensorSource {
     pub fn is_transposed(&self, name: &str) -> bool {
         match self {
             Self::Safetensors(tensors) => tensors.is_transposed(name),
-            Self::Consolidated(_) => false,
+            Self::Consolidated(_) | Self::Torch(_) => false,
         }
     }
 
@@ -104,7 +125,7 @@ impl TensorSource {
     pub fn plain_type(&self, name: &str) -> Option<DType> {
         match self {
             Self::Safetensors(tensors) => tensors.dtype(name)?.known(),
-            Self::Consolidated(_) => None,
+            Self::Consolidated(_) | Self::Torch(_) => None,
         }
     }
 
@@ -118,8 +139,8 @@ impl TensorSource {
     ) -> Result<(), StateError> {
         match self {
             Self::Safetensors(tensors) => tensors.read_elements_into(name, elements, buffer, bytes),
-            Self::Consolidated(weights) => {
-                let whole = weights.read(name)?;
+            Self::Consolidated(_) | Self::Torch(_) => {
+                let whole = self.read(name)?;
                 let size = whole.dtype().byte_size();
                 bytes.copy_from_slice(&whole.bytes()[elements.start * size..elements.end * size]);
                 Ok(())
@@ -132,6 +153,7 @@ impl TensorSource {
         match self {
             Self::Safetensors(tensors) => tensors.read(name),
             Self::Consolidated(weights) => weights.read(name),
+            Self::Torch(file) => Ok(file.read(name)?),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::transpose::{SIDE, transpose_bytes};
 use crate::{
     ForwardPass, ModelError,
     decoder::{Decoder, Parameter},
-    families::{Along, Fused, FusedOrder, Layout, Placeholder, SCORE, TensorName},
+    families::{Along, FUSION, Fused, FusedOrder, Layout, Placeholder, SCORE, TensorName},
 };
 
 /// A tensor in a file, and the parameters that it holds.
@@ -129,7 +129,8 @@ impl FileTensor {
 /// The family has no published models.
 pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
     let family = model.family().hugging_face.as_ref().ok_or(ModelError::NoHuggingFaceForm)?;
-    let names: Vec<&TensorName> = family.tensors.iter().copied().flatten().chain(SCORE).collect();
+    let names: Vec<&TensorName> =
+        family.tensors.iter().copied().flatten().chain(SCORE).chain(FUSION).collect();
     let mut tensors: BTreeMap<String, Vec<Named>> = BTreeMap::new();
     let mut copies: Vec<FileTensor> = Vec::new();
     let segments = model.config().segments();

@@ -11,6 +11,7 @@ const PATHS: &[&str] = &[
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/embeddings",
     "/tokenize",
     "/detokenize",
 ];
@@ -37,6 +38,10 @@ const FIELDS: &[&str] = &[
     "stop",
     "stop_sequences",
     "stop_token_ids",
+    "encoding_format",
+    "dimensions",
+    "pooling",
+    "normalize",
     "seed",
     "logprobs",
     "top_logprobs",

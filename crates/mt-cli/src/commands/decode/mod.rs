@@ -27,7 +27,7 @@ use crate::{
 pub use answer::{AnswerText, Screen};
 pub use prompts::Chat;
 use prompts::Prompt;
-pub use source::{FoundTokenizer, configure, with_tokenizer_settings};
+pub use source::{FoundTokenizer, Source, configure, with_tokenizer_settings};
 
 /// Runs `maxtext decode`.
 pub fn run(mut command: Decode) -> Result<(), Failure> {

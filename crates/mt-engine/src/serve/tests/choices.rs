@@ -16,6 +16,8 @@ use crate::{
 
 const NUM_DRAWS: usize = 100_000;
 const VOCAB_SIZE: usize = 40;
+/// The bound of p = 0.001 for about 20 tests together (Bonferroni).
+const DEVIATIONS: f64 = 3.9;
 
 /// The tokens that answers and prompts have.
 struct Seen {
@@ -119,9 +121,9 @@ fn draws(choice: &TokenChoice, seen: &Seen, sampler: Sampler, is_adjusted: bool)
 }
 
 /// Whether the counts are those of the distribution, by a chi-square test. Tokens that are expected fewer than five times
-/// count together.
-fn assert_distributed(name: &str, tokens: &[u32], probabilities: &[f64]) {
-    let mut counts = vec![0_usize; VOCAB_SIZE];
+/// count together. The bound is that of a normal distribution at this number of `deviations`.
+pub(super) fn assert_distributed_over(name: &str, tokens: &[u32], probabilities: &[f64], deviations: f64) {
+    let mut counts = vec![0_usize; probabilities.len()];
     tokens.iter().for_each(|token| counts[*token as usize] += 1);
     let (mut statistic, mut degrees, mut rare) = (0.0, -1.0, (0.0, 0.0));
     for (count, probability) in counts.iter().zip(probabilities) {
@@ -139,9 +141,9 @@ fn assert_distributed(name: &str, tokens: &[u32], probabilities: &[f64]) {
         statistic += (rare.0 - rare.1).powi(2) / rare.1;
         degrees += 1.0;
     }
-    // The approximation of Wilson and Hilferty. The bound is that of p = 0.001 for about 20 tests together (Bonferroni).
+    // The approximation of Wilson and Hilferty.
     let third: f64 = 2.0 / (9.0 * f64::max(degrees, 1.0));
-    let bound = f64::max(degrees, 1.0) * (1.0 - third + 3.9 * third.sqrt()).powi(3);
+    let bound = f64::max(degrees, 1.0) * (1.0 - third + deviations * third.sqrt()).powi(3);
     assert!(statistic <= bound, "{name}: {statistic} is above {bound}, {degrees} degrees of freedom");
 }
 
@@ -207,7 +209,7 @@ fn draws_follow_the_distribution_of_each_rule() {
     for (name, choice, sampler, is_adjusted) in cases {
         let seen = if is_adjusted { seen() } else { nothing() };
         let tokens = draws(&choice, &seen, sampler, is_adjusted);
-        assert_distributed(name, &tokens, &probabilities(&choice, &seen));
+        assert_distributed_over(name, &tokens, &probabilities(&choice, &seen), DEVIATIONS);
     }
 }
 

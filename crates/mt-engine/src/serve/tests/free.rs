@@ -1,6 +1,7 @@
 //! Engines with a model that costs nothing: it continues a text by a hash of the tokens that it finds in the cache.
 
 use std::{
+    collections::HashMap,
     slice::from_ref,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -11,10 +12,12 @@ use mt_testing::Random;
 use crate::{
     EngineError, FinishReason, PromptBounds,
     serve::{
-        AnswerEvent, AnswerLimits, Answers, EngineHandle, GenerationRequest, ServeOptions, SubmitError,
-        TokenChoice, TokenFilter, TokenLogProbability,
+        AnswerEvent, AnswerLimits, Answers, EngineHandle, GenerationRequest, ServeOptions, Speculation,
+        SpeculationMethod, SubmitError, TokenChoice, TokenFilter, TokenLogProbability,
+        host_pages::PageMove,
+        pages::PageId,
         scheduler::{PoolOptions, Scheduler, SchedulerOptions, StateCopy},
-        steps::{StepChoice, StepRow, StepSizes, Steps},
+        steps::{Drafts, StepChoice, StepRow, StepSizes, Steps},
     },
 };
 
@@ -36,11 +39,17 @@ struct FreeModel {
     /// Hashes of all tokens of sequences, if the model has entries. Pages for later prompts do not hold them.
     has_entries: bool,
     entries: Vec<u64>,
+    /// The slots of pages in host memory, and the most pages there.
+    host: HashMap<u64, Vec<Slot>>,
+    host_pages: usize,
     /// Fails at this step, if any.
     failing: Option<usize>,
     num_steps: usize,
     /// The tokens that the last step chose.
     last: Vec<u32>,
+    /// The drafts of the last step, some of which are wrong.
+    drafts: Vec<Vec<u32>>,
+    random: Random,
 }
 
 impl FreeModel {
@@ -52,10 +61,20 @@ impl FreeModel {
             pools: options.pools.iter().map(slots).collect(),
             has_entries: options.num_snapshots.is_some(),
             entries: vec![0; options.num_sequences + 1 + options.num_snapshots.unwrap_or(0)],
+            host: HashMap::new(),
+            host_pages: 0,
             failing: None,
             num_steps: 0,
             last: Vec::new(),
+            drafts: Vec::new(),
+            random: Random::new(29),
         }
+    }
+
+    /// The slots of a page.
+    fn page(&mut self, moved: &PageMove) -> &mut [Slot] {
+        let start = moved.page as usize * self.page_size;
+        &mut self.pools[moved.pool][start..start + self.page_size]
     }
 
     fn write(&mut self, row: &StepRow<'_>) {
@@ -72,6 +91,34 @@ impl FreeModel {
             let entry = &mut self.entries[row.entry as usize];
             *entry = mixed(*entry, u64::from(*token));
         }
+    }
+
+    /// Four tokens that follow `tokens`, which follow the last one of a row, or others from some place on.
+    fn drafted(&mut self, row: &StepRow<'_>, tokens: &[u32]) -> Vec<u32> {
+        let length = row.before + tokens.len();
+        let of_pool = |(pool, table): (&Vec<Slot>, &Vec<PageId>)| -> Vec<u32> {
+            let slot = |place: usize| {
+                pool[table[place / self.page_size] as usize * self.page_size + place % self.page_size]
+            };
+            let first = (0..length).rev().take_while(|place| table[place / self.page_size] != 0).last();
+            (first.unwrap_or(0)..length).map(|place| slot(place).map_or(0, |(_, token)| token)).collect()
+        };
+        let mut seen: Vec<Vec<u32>> = self.pools.iter().zip(row.tables).map(of_pool).collect();
+        let mut entry = self.entries[row.entry as usize];
+        let mut next = tokens[tokens.len() - 1];
+        let wrong_from = self.random.below(7);
+        (0..4)
+            .map(|place| {
+                seen.iter_mut().for_each(|seen| seen.push(next));
+                entry = mixed(entry, u64::from(next));
+                let hashes = seen.iter().zip(&self.reaches).map(|(seen, reach)| {
+                    let first = reach.map_or(0, |reach| seen.len().saturating_sub(reach));
+                    seen[first..].iter().fold(1, |hash, token| mixed(hash, u64::from(*token)))
+                });
+                next = of_hashes(hashes.chain(self.has_entries.then_some(entry)));
+                if place == wrong_from { (next + 1) % VOCAB_SIZE as u32 } else { next }
+            })
+            .collect()
     }
 
     /// The next token by the tokens in the cache.
@@ -111,7 +158,7 @@ fn plain(token: u32) -> TokenLogProbability {
 }
 
 impl Steps for FreeModel {
-    type Pending = Vec<u32>;
+    type Pending = (Vec<u32>, Vec<Vec<u32>>);
 
     fn copy(&mut self, copy: &StateCopy) -> Result<(), EngineError> {
         let [from, to] = copy.entries.map(|entry| entry as usize);
@@ -133,7 +180,11 @@ impl Steps for FreeModel {
         Ok(targets.iter().map(|targets| targets.iter().map(|token| plain(*token)).collect()).collect())
     }
 
-    fn start(&mut self, rows: &[StepRow<'_>], choices: &[StepChoice<'_>]) -> Result<Vec<u32>, EngineError> {
+    fn start(
+        &mut self,
+        rows: &[StepRow<'_>],
+        choices: &[StepChoice<'_>],
+    ) -> Result<Self::Pending, EngineError> {
         assert_eq!(rows.len(), choices.len());
         self.num_steps += 1;
         if self.failing == Some(self.num_steps) {
@@ -148,11 +199,14 @@ impl Steps for FreeModel {
             .collect();
         rows.iter().for_each(|row| self.write(row));
         self.last = rows.iter().map(|row| self.next(row)).collect();
-        Ok(self.last.clone())
+        let chosen = self.last.clone();
+        let drafts = rows.iter().zip(&chosen).map(|(row, token)| self.drafted(row, &[*token])).collect();
+        Ok((chosen, drafts))
     }
 
-    fn finish(&mut self, pending: Vec<u32>) -> Result<Vec<TokenLogProbability>, EngineError> {
-        Ok(pending.into_iter().map(plain).collect())
+    fn finish(&mut self, (chosen, drafts): Self::Pending) -> Result<Vec<TokenLogProbability>, EngineError> {
+        self.drafts = drafts;
+        Ok(chosen.into_iter().map(plain).collect())
     }
 
     fn pool(&mut self, rows: &[StepRow<'_>], weights: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, EngineError> {
@@ -164,7 +218,63 @@ impl Steps for FreeModel {
         Ok(rows.iter().zip(weights).map(sum).collect())
     }
 
+    fn verify(
+        &mut self,
+        rows: &[StepRow<'_>],
+        drafts: &[Drafts<'_>],
+        choices: &[StepChoice<'_>],
+    ) -> Result<Vec<Vec<TokenLogProbability>>, EngineError> {
+        assert_eq!([rows.len(), choices.len()], [drafts.len(); 2]);
+        let verified = |(row, drafts): (&StepRow<'_>, &Drafts<'_>)| {
+            let Drafts::Tokens(drafts) = drafts else { panic!("the model drafts at the end of steps") };
+            // All drafts are written, of which those that are not accepted must leave no trace.
+            let entry = self.entries[row.entry as usize];
+            self.write(&StepRow { tokens: &[row.tokens, drafts].concat(), ..*row });
+            self.entries[row.entry as usize] = entry;
+            let mut tokens = Vec::new();
+            loop {
+                let accepted = row.before + tokens.len();
+                let last = tokens.last().copied().unwrap_or(row.tokens[0]);
+                self.entries[row.entry as usize] = mixed(self.entries[row.entry as usize], u64::from(last));
+                let next = self.next(&StepRow { tokens: &[last], before: accepted, ..*row });
+                tokens.push(next);
+                if drafts.get(tokens.len() - 1) != Some(&next) {
+                    break;
+                }
+            }
+            tokens
+        };
+        let made: Vec<Vec<u32>> = rows.iter().zip(drafts).map(verified).collect();
+        self.drafts = rows.iter().zip(&made).map(|(row, tokens)| self.drafted(row, tokens)).collect();
+        Ok(made.into_iter().map(|tokens| tokens.into_iter().map(plain).collect()).collect())
+    }
+
+    fn take_drafts(&mut self) -> Vec<Vec<u32>> {
+        std::mem::take(&mut self.drafts)
+    }
+
+    fn save(&mut self, forgotten: &[u64], saved: &[PageMove]) -> Result<(), EngineError> {
+        for number in forgotten {
+            assert!(self.host.remove(number).is_some(), "the page was saved");
+        }
+        for moved in saved {
+            let slots = self.page(moved).to_vec();
+            assert!(self.host.insert(moved.number, slots).is_none(), "numbers are used once");
+        }
+        assert!(self.host.len() <= self.host_pages, "{} pages in host memory", self.host.len());
+        Ok(())
+    }
+
+    fn restore(&mut self, restored: &[PageMove]) -> Result<(), EngineError> {
+        for moved in restored {
+            let slots = self.host[&moved.number].clone();
+            self.page(moved).copy_from_slice(&slots);
+        }
+        Ok(())
+    }
+
     fn reset(&mut self) -> Result<(), EngineError> {
+        self.host.clear();
         self.pools.iter_mut().flatten().for_each(|slot| *slot = None);
         Ok(())
     }
@@ -199,6 +309,23 @@ impl Steps for Blind {
 
     fn pool(&mut self, rows: &[StepRow<'_>], _weights: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, EngineError> {
         Ok(rows.iter().map(|_| Vec::new()).collect())
+    }
+
+    fn verify(
+        &mut self,
+        _rows: &[StepRow<'_>],
+        _drafts: &[Drafts<'_>],
+        _choices: &[StepChoice<'_>],
+    ) -> Result<Vec<Vec<TokenLogProbability>>, EngineError> {
+        unreachable!("the engine speculates on nothing")
+    }
+
+    fn save(&mut self, _forgotten: &[u64], _saved: &[PageMove]) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn restore(&mut self, _restored: &[PageMove]) -> Result<(), EngineError> {
+        Ok(())
     }
 
     fn reset(&mut self) -> Result<(), EngineError> {
@@ -259,11 +386,33 @@ fn prompt(random: &mut Random, longest: usize) -> Vec<u32> {
 
 /// Requests from several threads, some of which are cancelled, receive the tokens that follow from their texts, whatever
 /// runs beside them.
-fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool, num_snapshots: Option<usize>) {
+fn check(
+    reaches: &[Option<usize>],
+    num_pages: usize,
+    keeps_prefixes: bool,
+    num_snapshots: Option<usize>,
+    host_pages: usize,
+) {
+    for num_drafts in [0, 1, 4] {
+        let scheduling = scheduling(reaches, num_pages, keeps_prefixes, num_snapshots);
+        check_with(reaches, scheduling, host_pages, num_drafts);
+    }
+}
+
+fn check_with(reaches: &[Option<usize>], scheduling: SchedulerOptions, host_pages: usize, num_drafts: usize) {
+    let SchedulerOptions { keeps_prefixes, num_snapshots, .. } = scheduling;
     let has_entries = num_snapshots.is_some();
-    let scheduling = scheduling(reaches, num_pages, keeps_prefixes, num_snapshots);
-    let handle =
-        EngineHandle::run(FreeModel::new(&scheduling), Scheduler::new(scheduling), options(64), &sizes());
+    let num_pages = scheduling.pools.first().map(|pool| pool.num_pages);
+    let speculation = Speculation { num_tokens: num_drafts, method: SpeculationMethod::Predictions };
+    let options = ServeOptions { speculation: (num_drafts > 0).then_some(speculation), ..options(64) };
+    let model = FreeModel { host_pages, ..FreeModel::new(&scheduling) };
+    let scheduler = Scheduler::new(scheduling);
+    let scheduler = match host_pages {
+        0 => scheduler,
+        // A page counts one byte.
+        _ => scheduler.with_host_memory(host_pages as u64, vec![1; reaches.len()]),
+    };
+    let handle = EngineHandle::run(model, scheduler, options, &sizes());
     let threads: Vec<_> = (0..6)
         .map(|seed| {
             let (handle, reaches) = (handle.clone(), reaches.to_vec());
@@ -315,30 +464,45 @@ fn check(reaches: &[Option<usize>], num_pages: usize, keeps_prefixes: bool, num_
     let metrics = handle.metrics();
     assert_eq!(metrics.cached_prompt_tokens > 0, keeps_prefixes, "{metrics:?}");
     // Twelve sequences of up to 64 tokens take up to 192 pages.
-    assert_eq!(metrics.preemptions > 0, num_pages < 60, "{metrics:?}");
+    assert_eq!(metrics.preemptions > 0, num_pages.is_some_and(|count| count < 60), "{metrics:?}");
+    assert_eq!(metrics.accepted_tokens > 0, num_drafts > 0, "{metrics:?}");
+    assert_eq!(metrics.accepted_tokens < metrics.drafted_tokens, num_drafts > 0, "{metrics:?}");
+    assert_eq!(metrics.accepted_tokens, metrics.accepted_by_place.iter().sum::<u64>(), "{metrics:?}");
+    assert_eq!(metrics.restored_pages > 0, host_pages > 0, "{metrics:?}");
+    assert!(metrics.host_bytes <= host_pages as u64, "{metrics:?}");
     assert!(matches!(handle.submit(GenerationRequest::greedy(vec![1])), Err(SubmitError::ShuttingDown)));
 }
 
 #[test]
 fn answers_depend_on_their_texts_alone() {
-    check(&[None], 18, true, None);
-    check(&[None], 18, false, Some(0));
-    check(&[None], 400, true, None);
+    check(&[None], 18, true, None, 0);
+    check(&[None], 18, false, Some(0), 0);
+    check(&[None], 400, true, None, 0);
 }
 
 #[test]
 fn layers_that_see_fewer_tokens_keep_fewer_pages() {
-    check(&[Some(7)], 14, true, None);
-    check(&[None, Some(5)], 20, true, None);
-    check(&[Some(9), None, Some(1)], 20, true, None);
+    check(&[Some(7)], 14, true, None, 0);
+    check(&[None, Some(5)], 20, true, None, 0);
+    check(&[Some(9), None, Some(1)], 20, true, None, 0);
 }
 
 #[test]
 fn recurrent_layers_go_on_from_kept_states() {
-    check(&[None], 18, true, Some(5));
-    check(&[None], 400, true, Some(40));
-    check(&[Some(7), None], 20, true, Some(12));
-    check(&[], 70, true, Some(9));
+    check(&[None], 18, true, Some(5), 0);
+    check(&[None], 400, true, Some(40), 0);
+    check(&[Some(7), None], 20, true, Some(12), 0);
+    check(&[], 70, true, Some(9), 0);
+}
+
+#[test]
+fn pages_come_back_from_host_memory() {
+    for host_pages in [3, 30, 1000] {
+        check(&[None], 18, true, None, host_pages);
+        check(&[None, Some(5)], 20, true, None, host_pages);
+    }
+    check(&[Some(7)], 14, true, None, 40);
+    check(&[Some(7), None], 20, true, Some(12), 40);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::{
 const NUM_PAGES: usize = 1 << 14;
 const NUM_SEQUENCES: usize = 4095;
 
-/// What is wrong with the programs of a model.
+/// Mistakes in the programs of a model.
 fn mistakes(name: &str, keys: &[&str]) -> Vec<String> {
     let mut wrong = Vec::new();
     let loaded = load_model(&family_with(name, keys), &mut |_| {}).unwrap();

@@ -82,7 +82,7 @@ fn slots_are_limited() {
         panic!("there are two slots")
     };
     assert!(error.is_user_error());
-    // What is not inserted is not continued.
+    // Prompts that are not inserted are not continued.
     assert!(engine.generate().unwrap().is_empty());
     engine.discard(second);
     let slot = engine.insert(first);

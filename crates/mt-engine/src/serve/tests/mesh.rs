@@ -1,9 +1,9 @@
 //! Engines on several devices answer as on one.
 
-use super::models::{collect, family_with, prompts, request, start};
+use super::models::{bounds, collect, family_with, prompts, request, start};
 use crate::{
-    load_model,
-    serve::{Answers, EngineHandle, GenerationRequest, TokenLogProbability},
+    EngineError, load_model,
+    serve::{Answers, EngineHandle, GenerationRequest, ServeOptions, ServedModel, TokenLogProbability},
 };
 
 const NUM_TOKENS: usize = 12;
@@ -70,15 +70,13 @@ fn check(name: &str, within: f32, placements: &[&[&str]]) {
 
 const FSDP: &[&str] = &["ici_fsdp_parallelism=8"];
 const WITH_TENSOR: &[&str] = &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"];
-const WITH_DATA: &[&str] = &["ici_data_parallelism=2", "ici_fsdp_parallelism=2", "ici_tensor_parallelism=2"];
-
 #[test]
 fn dense_models() {
     // Two key-value heads, which four devices cannot share.
     let wide = ["ici_fsdp_parallelism=2", "ici_tensor_parallelism=4"];
     // Pages in shares.
     let pages = ["ici_fsdp_parallelism=8", "logical_axis_rules=[['cache_sequence', ['fsdp']]]"];
-    check("llama_six_on_two", CLOSE, &[FSDP, WITH_TENSOR, WITH_DATA, &wide, &pages]);
+    check("llama_six_on_two", CLOSE, &[FSDP, WITH_TENSOR, &wide, &pages]);
     // One key-value head.
     check("gemma_multi_query", CLOSE, &[WITH_TENSOR]);
 }
@@ -98,7 +96,9 @@ fn latent_models() {
 #[test]
 fn mixtures() {
     let experts = ["ici_expert_parallelism=2", "ici_fsdp_parallelism=4"];
+    let all = ["ici_fsdp_parallelism=2", "ici_expert_parallelism=2", "ici_tensor_parallelism=2"];
     check("mixtral_many_experts_one_layer", CLOSE, &[FSDP, WITH_TENSOR, &experts]);
+    check("llama_six_on_two", CLOSE, &[&all]);
 }
 
 #[test]
@@ -106,4 +106,19 @@ fn hybrid_and_recurrent_models() {
     check("bamba_first_layer_attends_tied", CLOSE, &[FSDP, WITH_TENSOR]);
     check("qwen3_next_cycle", WHOLE_MODEL, &[FSDP, WITH_TENSOR]);
     check("mamba2_two_groups", WHOLE_MODEL, &[WITH_TENSOR]);
+}
+
+/// Meshes that XLA's partitioner does not master are refused rather than answered wrongly.
+#[test]
+fn rows_over_several_axes_before_heads_are_refused() {
+    let keys =
+        ["num_cpu_devices=8", "ici_data_parallelism=2", "ici_fsdp_parallelism=2", "ici_tensor_parallelism=2"];
+    let loaded = load_model(&family_with("llama_six_on_two", &keys), &mut |_| {}).unwrap();
+    let options = ServeOptions::new(bounds(&loaded), loaded.vocab_size);
+    let Err(error @ EngineError::RowsOverSeveralAxes { .. }) =
+        EngineHandle::start(ServedModel::from(loaded), options)
+    else {
+        panic!("the engine starts")
+    };
+    assert!(error.is_user_error() && error.to_string().contains("`data` and `fsdp`"), "{error}");
 }

@@ -12,7 +12,7 @@ use crate::{
     load_model, score,
     serve::{
         AnswerEvent, AnswerLimits, Answers, CacheSize, EngineHandle, EngineMetrics, GenerationRequest,
-        ServeOptions, ServedModel, TokenChoice, TokenLogProbability, steps::StepSizes,
+        ServeOptions, ServedModel, Speculation, TokenChoice, TokenLogProbability, steps::StepSizes,
     },
     tests::families::{config_with, rows},
 };
@@ -41,11 +41,22 @@ pub(super) fn bounds(loaded: &LoadedModel) -> PromptBounds {
 
 /// An engine with pages of 4 tokens and pieces of 8, of which few fit into the cache.
 pub(super) fn start(loaded: LoadedModel, num_pages: usize, sequences: usize) -> EngineHandle {
+    start_speculating(loaded, num_pages, sequences, None)
+}
+
+/// As [`start`], with tokens that are drafted.
+pub(super) fn start_speculating(
+    loaded: LoadedModel,
+    num_pages: usize,
+    sequences: usize,
+    speculation: Option<Speculation>,
+) -> EngineHandle {
     let options = ServeOptions {
         page_size: 4,
         cache: CacheSize::Pages(num_pages),
         max_sequences: sequences,
         prefill_chunk_size: 8,
+        speculation,
         ..ServeOptions::new(bounds(&loaded), loaded.vocab_size)
     };
     // One program for all batches keeps compilation short.
@@ -104,7 +115,7 @@ fn greedy_answers_are_those_of_the_published_models() {
 }
 
 /// The greedy answers of an engine that runs groups of prompts.
-fn reference(loaded: LoadedModel, prompts: &[Vec<u32>], count: usize) -> Vec<Vec<u32>> {
+pub(super) fn reference(loaded: LoadedModel, prompts: &[Vec<u32>], count: usize) -> Vec<Vec<u32>> {
     let options = EngineOptions {
         prompts: bounds(&loaded),
         num_choices: loaded.vocab_size,
@@ -282,4 +293,38 @@ fn draws_do_not_depend_on_their_neighbors() {
     };
     let (_, answers) = collect(handle.submit(banned).unwrap(), 1);
     assert!(answers[0].iter().all(|token| !alone[0].contains(&token.token)));
+}
+
+/// With host memory, prompts that the device no longer holds are not read again, and answers stay the same.
+#[test]
+fn prefixes_come_back_from_host_memory() {
+    for name in ["llama_six_on_two", "mistral_window", "deepseek3_groups"] {
+        let load = || load_model(&family(name), &mut |_| {}).unwrap();
+        let prompts: Vec<Vec<u32>> =
+            prompts(load().vocab_size).into_iter().filter(|p| p.len() > 16).collect();
+        let expected = reference(load(), &prompts, 4);
+        let mut cached = Vec::new();
+        for host_bytes in [0, 1 << 14, 1 << 30] {
+            let loaded = load();
+            let options = ServeOptions {
+                page_size: 4,
+                cache: CacheSize::Pages(18),
+                host_bytes,
+                max_sequences: 2,
+                prefill_chunk_size: 8,
+                ..ServeOptions::new(bounds(&loaded), loaded.vocab_size)
+            };
+            let handle = EngineHandle::start(loaded.into(), options).unwrap();
+            for _ in 0..2 {
+                for (prompt, expected) in prompts.iter().zip(&expected) {
+                    assert_eq!(tokens(handle.submit(request(prompt, 4)).unwrap()), *expected, "{name}");
+                }
+            }
+            let metrics = handle.metrics();
+            assert_eq!(metrics.restored_pages > 0, host_bytes > 0, "{name}: {metrics:?}");
+            assert!(metrics.host_bytes <= host_bytes, "{name}: {metrics:?}");
+            cached.push(metrics.cached_prompt_tokens);
+        }
+        assert!(cached[2] > cached[0], "{name}: {cached:?}");
+    }
 }
