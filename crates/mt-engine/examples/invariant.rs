@@ -99,7 +99,13 @@ impl Measured {
             enable_prefix_caching: false,
             ..ServeOptions::new(prompts, vocab_size)
         };
-        let served = ServedModel { runtime, placement: Arc::new(Placement::single()), model, parameters };
+        let served = ServedModel {
+            runtime,
+            placement: Arc::new(Placement::single()),
+            model,
+            parameters,
+            adapters: None,
+        };
         let handle = EngineHandle::start(served, options).expect("the engine starts");
         Self { handle, vocab_size }
     }
@@ -122,7 +128,9 @@ impl Measured {
                         first.get_or_insert_with(|| started.elapsed().as_secs_f64());
                     }
                     AnswerEvent::Failed(error) => panic!("{error}"),
-                    AnswerEvent::Prompt { .. } | AnswerEvent::Finished { .. } => {}
+                    AnswerEvent::Prompt { .. }
+                    | AnswerEvent::Pooled { .. }
+                    | AnswerEvent::Finished { .. } => {}
                 }
             }
         }

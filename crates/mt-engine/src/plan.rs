@@ -29,7 +29,7 @@ pub struct DecodePlan {
 /// The programs of a plan with their sizes.
 enum PlannedPrograms {
     Texts(ServePrograms, BatchSizes),
-    /// Of a model with an encoder.
+    /// A model with an encoder has programs of its own.
     Sources(Programs, Sizes),
 }
 

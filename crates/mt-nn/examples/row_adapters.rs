@@ -38,7 +38,7 @@ struct Sizes {
 }
 
 fn main() {
-    let target = target_of(Platform::Cpu, true).expect("the environment names features that exist");
+    let target = target_of(Platform::Cpu, true, false).expect("the environment names features that exist");
     for (rows, tokens) in [(8, 1), (1, 1), (1, 256), (4, 64)] {
         for (input, output) in [(1024, 1024), (1024, 4096)] {
             for adapters in [4, 32] {

@@ -71,7 +71,7 @@ impl RunGroup {
         for (_, key, reason) in conflicts.into_iter().filter(|(conflicts, ..)| *conflicts) {
             problems.push(Problem::inconsistent(
                 format!("{} and {}, but {reason}", config.stated("batch_invariant"), config.stated(key)),
-                &format!("leave out `batch_invariant` or `{key}`"),
+                format!("leave out `batch_invariant` or `{key}`"),
             ));
         }
     }

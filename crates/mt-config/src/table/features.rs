@@ -26,7 +26,7 @@ pub(crate) const MOVING_OLD_CHECKPOINTS_ASIDE: &str = "moving old checkpoints as
 pub(crate) const MULTIMODAL_MODELS: &str = "multimodal models";
 pub(crate) const MULTI_TIER_CHECKPOINTS: &str = "multi-tier checkpoints";
 pub(crate) const OLMO_DATA: &str = "OLMo data";
-pub(crate) const PAGED_ATTENTION: &str = "paged attention of TPU kernels";
+pub(crate) const PAGED_ATTENTION: &str = "paged attention outside of serving";
 pub(crate) const PIPELINE_PARALLELISM: &str = "pipeline parallelism";
 pub(crate) const PROCESSES: &str = "several processes";
 pub(crate) const PROFILES_BY_NSYS: &str = "profiles by Nsight Systems";
@@ -60,8 +60,8 @@ const INSTEAD: &[(&str, &str)] = &[
     ),
     (
         PAGED_ATTENTION,
-        "use `attention=autoselected`, `attention=dot_product` or `attention=flash`; the caches of `maxtext serve` and \
-         `maxtext decode` have pages with each of them",
+        "use `attention=autoselected`, `attention=dot_product` or `attention=flash`; the cache of `maxtext serve` has \
+         pages with each of them",
     ),
     (
         PROFILES_BY_NSYS,

@@ -103,7 +103,7 @@ fn check_on(num_devices: usize, keys: &[&str], lengths: &[usize]) {
             limits: AnswerLimits { max_new_tokens: Some(NUM_STEPS), ..AnswerLimits::default() },
             log_probabilities: Some(VOCAB_SIZE),
             prompt_log_probabilities: Some(VOCAB_SIZE),
-            filters: vec![Box::new(Given(sequence[*length..].to_vec().into_iter()))],
+            filters: vec![Box::new(Given(Vec::from(&sequence[*length..]).into_iter()))],
             ..GenerationRequest::greedy(sequence[..*length].to_vec())
         };
         handle.submit(request).unwrap()

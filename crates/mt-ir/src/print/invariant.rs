@@ -3,15 +3,29 @@
 use mt_shape::DType;
 
 use super::{Name, Printer, operations::literal};
-use crate::{Literal, Scalar, TensorType};
+use crate::{Literal, Scalar, TensorType, Unary};
 
 impl Printer<'_> {
+    /// Prints an elementwise function of one operand.
+    pub(super) fn unary(
+        &mut self,
+        unary: Unary,
+        operand: (Name, &TensorType),
+        result: &TensorType,
+        scope: &str,
+    ) -> Name {
+        match unary {
+            Unary::Log1p if self.is_invariant() => self.invariant_log_1p(operand, scope),
+            _ => self.operation(unary.mnemonic(), &[operand], &[], result, scope),
+        }
+    }
+
     /// Prints the logarithm of 1 plus each element, by operations that are rounded alike in vectors and alone. XLA takes
     /// two approximations for the whole vectors of an array and for the rest.
     ///
     /// Between -0.3 and 1 it is `2 atanh(s) = 2s (1 + s²/3 + s⁴/5 + …)` with `s = x / (2 + x)`, elsewhere `log(1 + x)`. A
     /// formula that subtracts the 1 again does not work: XLA would simplify the difference.
-    pub(super) fn invariant_log_1p(&mut self, (operand, ty): (Name, &TensorType), scope: &str) -> Name {
+    fn invariant_log_1p(&mut self, (operand, ty): (Name, &TensorType), scope: &str) -> Name {
         if ty.dtype != DType::F32 {
             let wide = TensorType::new(DType::F32, ty.dims.clone());
             let own = self.operation("stablehlo.convert", &[(operand, ty)], &[], &wide, scope);

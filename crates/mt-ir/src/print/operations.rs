@@ -5,7 +5,7 @@ use mt_shape::{DType, Float8, HostArray};
 use super::{Name, Printer, i64_array, list, location, string, tensor};
 use crate::{
     Binary, Collective, CollectiveKind, Dot, GatherDims, Graph, Literal, Node, Op, Precision, Reduction,
-    Scalar, ScatterDims, ScatterKind, TensorType, Unary,
+    Scalar, ScatterDims, ScatterKind, TensorType,
 };
 
 /// The shortest decimal that MLIR reads back exactly, or else the bits in hexadecimal.
@@ -154,10 +154,7 @@ impl Printer<'_> {
             Op::Iota { dimension, .. } => {
                 simple(self, "stablehlo.iota", &[format!("iota_dimension = {dimension} : i64")])
             }
-            Op::Unary(Unary::Log1p) if self.is_invariant() => {
-                vec![self.invariant_log_1p(named[0], scope)]
-            }
-            Op::Unary(unary) => simple(self, unary.mnemonic(), &[]),
+            Op::Unary(unary) => vec![self.unary(*unary, named[0], results[0], scope)],
             Op::Binary(binary) => simple(self, binary.mnemonic(), &[]),
             Op::Compare(comparison) => {
                 let direction = comparison.direction();

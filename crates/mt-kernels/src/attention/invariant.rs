@@ -336,14 +336,17 @@ impl<S: Simd, E: Element> Task<'_, S, E> {
         scratch.largest.fill(MASKED);
         scratch.uncapped.fill(MASKED);
         let mut visible = [(0, 0); POSITIONS];
-        let mut all = usize::MAX..0;
+        // The keys that any query of the task sees.
+        let mut all: Option<Range<usize>> = None;
         for (visible, place) in visible.iter_mut().zip(queries) {
             let range = text.visible(options.mask, place.number);
             if !range.is_empty() {
-                all = all.start.min(range.start)..all.end.max(range.end);
+                let known = all.unwrap_or_else(|| range.clone());
+                all = Some(known.start.min(range.start)..known.end.max(range.end));
             }
             *visible = (range.start, range.end);
         }
+        let all = all.unwrap_or(0..0);
         let mut block = all.start / KEYS * KEYS;
         while block < all.end {
             self.prepare(&mut scratch, block, &all);

@@ -1,5 +1,6 @@
 //! Models whose results for a token do not depend on the other tokens of a program (`batch_invariant`).
 
+use mt_config::ModelGroup;
 use mt_nn::{
     attention::{AttentionKernel, AttentionOptions, PassBlocks},
     experts::ExpertComputation,
@@ -13,11 +14,15 @@ use crate::{
     },
 };
 
-/// Chooses the computations that kernels do in one order, whatever the number of tokens.
+/// Chooses the computations that kernels do in one order, whatever the number of tokens, if the key is
+/// set.
 ///
 /// # Errors
 /// A layer has no such computation.
-pub(super) fn make_invariant(config: &mut DecoderConfig) -> Result<(), ModelError> {
+pub(super) fn make_invariant(group: &ModelGroup, config: &mut DecoderConfig) -> Result<(), ModelError> {
+    if !group.batch_invariant {
+        return Ok(());
+    }
     let refuse = |computation: &str| Err(ModelError::NotInvariant { computation: computation.to_owned() });
     if config.encoder.is_some() {
         return refuse("an encoder");
@@ -43,7 +48,6 @@ pub(super) fn make_invariant(config: &mut DecoderConfig) -> Result<(), ModelErro
                 fix(&mut latent.options);
             }
             // A chunk of several tokens sums in an order that depends on its length.
-            Some(MixerConfig::GatedDelta(delta)) => delta.options.chunk = 1,
             Some(MixerConfig::Mamba2(mamba)) => mamba.options.chunk = 1,
             _ => {}
         }
@@ -78,7 +82,7 @@ fn of_mixer(mixer: &MixerConfig, drops: bool) -> Option<&'static str> {
     }
     match mixer {
         MixerConfig::Latent(latent) => latent.indexer.map(|_| "attention to keys that an indexer chooses"),
-        MixerConfig::GatedDelta(_) | MixerConfig::Mamba2(_) => None,
+        MixerConfig::Mamba2(_) => None,
         _ => Some(mixer.scope()),
     }
 }
@@ -87,6 +91,7 @@ fn of_attention(attention: &AttentionConfig, drops: bool) -> Option<&'static str
     let options = &attention.options;
     [
         (attention.relative.is_some(), "attention with biases by distance"),
+        (options.is_gated, "attention with gates"),
         (options.chosen_chunks.is_some(), "attention to chosen chunks"),
         (options.mask.block.is_some(), "attention within blocks"),
         (drops && attention.drops_weights, "dropout of attention weights"),
@@ -103,6 +108,9 @@ fn of_feed_forward(feed_forward: &FeedForwardConfig) -> Option<&'static str> {
 }
 
 fn of_experts(experts: &ExpertsConfig) -> Option<&'static str> {
-    let drops = matches!(experts.routed.computation, ExpertComputation::Capacity(_));
-    drops.then_some("experts that drop tokens (`capacity_factor`)")
+    if matches!(experts.routed.computation, ExpertComputation::Capacity(_)) {
+        return Some("experts that drop tokens (`capacity_factor`)");
+    }
+    let is_gated = experts.shared.as_ref().is_some_and(|shared| shared.gated);
+    is_gated.then_some("shared experts with a gate")
 }

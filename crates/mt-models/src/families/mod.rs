@@ -166,9 +166,7 @@ pub fn build_decoder(group: &ModelGroup) -> Result<Decoder, ModelError> {
     let mut config = (family.describe)(group)?;
     describe::set_query_key_scales(group, &mut config);
     config.check()?;
-    if group.batch_invariant {
-        invariant::make_invariant(&mut config)?;
-    }
+    invariant::make_invariant(group, &mut config)?;
     if group.layers.attention_type == AttentionType::BlockDiffusion {
         let sees_blocks = |layer: &LayerConfig| {
             layer.attention().is_some_and(|attention| {

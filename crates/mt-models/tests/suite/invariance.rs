@@ -20,6 +20,9 @@ fn refused(group: &ModelGroup) -> Option<String> {
 fn published_models_are_invariant_or_refused_by_name() {
     let expected = |name: &str| -> Option<&str> {
         let computations = [
+            ("qwen3_next", "gated_delta"),
+            ("qwen3_5_dense_irregular", "attention with gates"),
+            ("qwen3_5", "gated_delta"),
             ("deepseek32", "attention to keys that an indexer chooses"),
             ("deepseek4", "hyper-connections"),
             ("llama_dynamic_ntk", "dynamic NTK"),

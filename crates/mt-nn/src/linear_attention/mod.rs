@@ -22,7 +22,6 @@ use crate::{
     attention::MASKED,
     axes::{HEAD_DIM, KEY_HEADS, KV_POSITION, POSITION, VALUE_DIM, VALUE_GROUP},
     convolution::last_segment,
-    rms_normalize,
 };
 
 pub use inverse::unit_lower_inverse;
@@ -185,8 +184,9 @@ fn chunk<'t>(
     let rows = segments.axes()[0].name;
     let product = |lhs: Tensor<'t>, rhs: Tensor<'t>, over| options.product(lhs, rhs, over);
     let of_keys = |tensor: Tensor<'t>| tensor.rename(POSITION, KV_POSITION);
-    let key = normalized(inputs.key, options, 1.0);
-    let query = normalized(inputs.query, options, options.query_scale);
+    let key = normalized(inputs.key, options);
+    let query = normalized(inputs.query, options);
+    let query = if options.query_scale == 1.0 { query } else { query * options.query_scale };
     let total = log_decay.cumulative_sum(POSITION);
     let Pairs { decay, is_earlier } = Pairs::of(total, segments);
     let by_value_head =
@@ -249,18 +249,9 @@ impl<'t> Pairs<'t> {
     }
 }
 
-/// Queries or keys in `f32`, scaled to length 1 if the options say so, and then by a factor.
+/// Queries or keys in `f32`, scaled to length 1 if the options say so.
 #[track_caller]
-fn normalized<'t>(x: Tensor<'t>, options: &LinearAttentionOptions, factor: f64) -> Tensor<'t> {
+fn normalized<'t>(x: Tensor<'t>, options: &LinearAttentionOptions) -> Tensor<'t> {
     let x = x.cast(DType::F32);
-    let width = x.axis(HEAD_DIM).size as f64;
-    let (x, factor) = if !options.normalizes {
-        (x, factor)
-    } else if x.region().target().is_invariant() {
-        // The kernel of norms divides by the root of the mean square.
-        (rms_normalize(x, &[HEAD_DIM], EPSILON / width), factor * width.powf(-0.5))
-    } else {
-        (x * (x.square().sum(&[HEAD_DIM]) + EPSILON).rsqrt(), factor)
-    };
-    if factor == 1.0 { x } else { x * factor }
+    if options.normalizes { x * (x.square().sum(&[HEAD_DIM]) + EPSILON).rsqrt() } else { x }
 }

@@ -271,6 +271,20 @@ fn check_error(
 }
 
 #[test]
+fn wrong_searches_are_explained() {
+    let server = Running::start(Scripted::new("x"));
+    for (extra, parameter, message) in [
+        (json!({ "beam_width": 3 }), "beam_width", "`use_beam_search` is not true"),
+        (json!({ "length_penalty": 2 }), "length_penalty", "`use_beam_search` is not true"),
+        (json!({ "use_beam_search": true, "early_stopping": 1 }), "early_stopping", "true, false or `never`"),
+        (json!({ "use_beam_search": true, "temperature": 1 }), "temperature", "most probable texts"),
+        (json!({ "use_beam_search": true, "n": 3, "beam_width": 2 }), "beam_width", "`n` is 3"),
+    ] {
+        check_error(&server, "/v1/completions", &completion(extra), 400, Some(parameter), message);
+    }
+}
+
+#[test]
 fn wrong_requests_are_explained() {
     let server = Running::start(Scripted::new("x"));
     let completions = "/v1/completions";
@@ -282,11 +296,6 @@ fn wrong_requests_are_explained() {
         (json!({ "n": 1000 }), "n", "at most 128"),
         (json!({ "best_of": 3 }), "best_of", "every answer"),
         (json!({ "suffix": "x" }), "suffix", "not available"),
-        (json!({ "beam_width": 3 }), "beam_width", "`use_beam_search` is not true"),
-        (json!({ "length_penalty": 2 }), "length_penalty", "`use_beam_search` is not true"),
-        (json!({ "use_beam_search": true, "early_stopping": 1 }), "early_stopping", "true, false or `never`"),
-        (json!({ "use_beam_search": true, "temperature": 1 }), "temperature", "most probable texts"),
-        (json!({ "use_beam_search": true, "n": 3, "beam_width": 2 }), "beam_width", "`n` is 3"),
         (json!({ "logprobs": 21 }), "logprobs", "at most 20"),
         (json!({ "logit_bias": { "x": 1 } }), "logit_bias", "no token id"),
         (json!({ "logit_bias": { "5": 101 } }), "logit_bias", "from -100 to 100"),

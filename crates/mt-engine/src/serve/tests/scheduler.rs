@@ -38,6 +38,71 @@ fn verify(
     num_tokens
 }
 
+/// Receives the tokens of a step. Some sequences end early, when another token is already pending.
+fn receive(
+    scheduler: &mut Scheduler,
+    open: &mut HashMap<SequenceId, usize>,
+    random: &mut Random,
+    sequences: Vec<SequenceId>,
+    token: u32,
+) {
+    for id in sequences {
+        let Some(length) = open.get(&id) else { continue };
+        if scheduler.sequence(id).num_known() + 1 >= *length || random.below(60) == 0 {
+            open.remove(&id);
+            scheduler.remove(id);
+        } else {
+            scheduler.has_chosen(id, token);
+        }
+    }
+}
+
+/// Lets requests arrive and be cancelled at random.
+fn arrive(scheduler: &mut Scheduler, open: &mut HashMap<SequenceId, usize>, random: &mut Random) {
+    if open.len() < 14 && random.below(3) == 0 {
+        let kind = random.below(3) as u32;
+        let prompt: Vec<u32> = (0..=random.below(30) as u32).map(|index| index * 3 + kind).collect();
+        let count = 1 + random.below(6) / 5 * random.below(3);
+        let length = prompt.len() + 1 + random.below(LONGEST - prompt.len());
+        for id in scheduler.add(&prompt, count, true) {
+            open.insert(id, length);
+        }
+    }
+    if random.below(40) == 0
+        && let Some(id) = open.keys().min().copied()
+    {
+        open.remove(&id);
+        scheduler.remove(id);
+    }
+}
+
+/// Reads pieces, which have pages.
+fn read(scheduler: &mut Scheduler, pieces: &[Piece]) {
+    for Piece { sequence, first, count } in pieces {
+        let sequence = scheduler.sequence(*sequence);
+        assert_eq!(sequence.cached, *first);
+        assert!(first + count < sequence.tokens.len());
+        let has_pages =
+            |table: &Vec<u32>| table[first / 4..(first + count).div_ceil(4)].iter().all(|page| *page > 0);
+        assert!(sequence.entry > 0 && sequence.tables.iter().all(has_pages));
+    }
+    for piece in pieces {
+        let kept = scheduler.has_read(*piece);
+        assert!(kept.is_none_or(|copy| copy.entries[1] > 7 && copy.entries[0] > 0));
+    }
+}
+
+/// Starts the choice of a sequence's next token, of `length` tokens in all.
+fn start(scheduler: &mut Scheduler, id: SequenceId, length: usize, random: &mut Random) {
+    let is_last = scheduler.sequence(id).tokens.len() + 1 >= length;
+    let pause = match random.below(9) {
+        _ if is_last => Pause::AtEnd,
+        0 => Pause::UntilKnown,
+        _ => Pause::No,
+    };
+    scheduler.has_started(id, pause);
+}
+
 /// Runs steps with requests that arrive and are cancelled at random, and checks pages and tables.
 fn check(
     reaches: &[Option<usize>],
@@ -80,21 +145,7 @@ fn check_with(
     let mut started: Vec<SequenceId> = Vec::new();
     let (mut num_tokens, mut num_preempted, mut num_copied) = (0, 0, 0);
     for step in 0..NUM_STEPS {
-        if open.len() < 14 && random.below(3) == 0 {
-            let kind = random.below(3) as u32;
-            let prompt: Vec<u32> = (0..=random.below(30) as u32).map(|index| index * 3 + kind).collect();
-            let count = 1 + random.below(6) / 5 * random.below(3);
-            let length = prompt.len() + 1 + random.below(LONGEST - prompt.len());
-            for id in scheduler.add(&prompt, count, true) {
-                open.insert(id, length);
-            }
-        }
-        if random.below(40) == 0
-            && let Some(id) = open.keys().min().copied()
-        {
-            open.remove(&id);
-            scheduler.remove(id);
-        }
+        arrive(&mut scheduler, &mut open, &mut random);
         let before = scheduler.num_running();
         let plan = scheduler.plan();
         (num_preempted, num_copied) = (num_preempted + plan.preempted.len(), num_copied + plan.copies.len());
@@ -104,18 +155,7 @@ fn check_with(
         assert!(plan.host.restored.iter().all(|moved| in_host.contains(&moved.number)));
         assert!(in_host.len() <= host_pages && scheduler.host_bytes() == in_host.len() as u64);
         num_restored += plan.host.restored.len();
-        for Piece { sequence, first, count } in &plan.pieces {
-            let sequence = scheduler.sequence(*sequence);
-            assert_eq!(sequence.cached, *first);
-            assert!(first + count < sequence.tokens.len());
-            let has_pages =
-                |table: &Vec<u32>| table[first / 4..(first + count).div_ceil(4)].iter().all(|page| *page > 0);
-            assert!(sequence.entry > 0 && sequence.tables.iter().all(has_pages));
-        }
-        for piece in &plan.pieces {
-            let kept = scheduler.has_read(*piece);
-            assert!(kept.is_none_or(|copy| copy.entries[1] > 7 && copy.entries[0] > 0));
-        }
+        read(&mut scheduler, &plan.pieces);
         for id in &plan.decoded {
             let sequence = scheduler.sequence(*id);
             assert!(sequence.is_ready() && sequence.entry > 0);
@@ -129,27 +169,13 @@ fn check_with(
                 continue;
             }
             num_tokens += 1;
-            let is_last = sequence.tokens.len() + 1 >= open[id];
-            let pause = match random.below(9) {
-                _ if is_last => Pause::AtEnd,
-                0 => Pause::UntilKnown,
-                _ => Pause::No,
-            };
-            scheduler.has_started(*id, pause);
+            start(&mut scheduler, *id, open[id], &mut random);
         }
         let had_started = !started.is_empty();
         // Verified tokens are known at once.
         let now = if most_drafts == 0 { plan.decoded.clone() } else { Vec::new() };
-        for id in std::mem::replace(&mut started, now) {
-            let Some(length) = open.get(&id) else { continue };
-            // Some end early, when another token is already pending.
-            if scheduler.sequence(id).num_known() + 1 >= *length || random.below(60) == 0 {
-                open.remove(&id);
-                scheduler.remove(id);
-            } else {
-                scheduler.has_chosen(id, (step % 5) as u32);
-            }
-        }
+        let ended = std::mem::replace(&mut started, now);
+        receive(&mut scheduler, &mut open, &mut random, ended, (step % 5) as u32);
         let has_work =
             had_started || !plan.decoded.is_empty() || !plan.pieces.is_empty() || !plan.preempted.is_empty();
         let has_admitted = scheduler.num_running() > before;
