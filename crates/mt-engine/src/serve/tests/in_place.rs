@@ -46,10 +46,12 @@ fn mistakes(name: &str, keys: &[&str]) -> Vec<String> {
     let (smallest, all) = (on_device.iter().copied().min().unwrap(), on_device.iter().sum::<u64>());
     let read = |pages| StepKey::Read { rows: 2, length: 8, pages, scores: None };
     let choose = |rows| StepKey::Choose { rows, pages: 16, choice: ChoiceKey::GREEDY };
-    // XLA copies entries of convolutions for a single row, since it computes the new window from the pool as it writes it.
+    // XLA copies entries of convolutions for a single row of a device, since it computes the new window from the pool as it
+    // writes it.
     let has_entries = pools.iter().any(|pool| !matches!(pool.kept, Kept::Slots { .. }));
-    let fewest = if has_entries { 2 } else { 1 };
-    for key in [choose(fewest), choose(4), read(0), read(16), StepKey::Copy] {
+    let num_devices = placement.mesh().num_devices();
+    let [fewest, more] = if has_entries { [2 * num_devices, 4 * num_devices] } else { [1, 4] };
+    for key in [choose(fewest), choose(more), read(0), read(16), StepKey::Copy] {
         let what = format!("{name} {keys:?} {key:?}");
         let executable = steps.executable(key, Weights::Base).unwrap();
         let activity = executable.activity().unwrap();
