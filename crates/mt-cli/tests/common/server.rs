@@ -57,15 +57,6 @@ impl Server {
         (status, serde_json::from_str(body).unwrap_or_else(|_| panic!("{reply}")))
     }
 
-    /// The response of a page.
-    pub fn page(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").unwrap();
-        let mut reply = String::new();
-        stream.read_to_string(&mut reply).unwrap();
-        reply
-    }
-
     /// Ends the server as an operator does.
     pub fn end(mut self) {
         let id = self.process.id().to_string();

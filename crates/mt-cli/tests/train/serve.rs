@@ -1,6 +1,10 @@
 //! `maxtext serve` with a real model, and `maxtext bench serve` against it.
 
-use std::{net::TcpListener, process::Command};
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    process::Command,
+};
 
 use serde_json::{Value, json};
 
@@ -238,6 +242,15 @@ fn wrong_conversations_are_refused() {
     server.end();
 }
 
+/// The response of a page.
+fn page(server: &Server, path: &str) -> String {
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    reply
+}
+
 #[test]
 fn drafts_change_no_answer() {
     let sandbox = Sandbox::new();
@@ -255,7 +268,7 @@ fn drafts_change_no_answer() {
         let body = json!({ "prompt": "the river", "max_tokens": 30, "temperature": 0 });
         let (status, answer) = server.post("/v1/completions", &body);
         assert_eq!((status, &answer["choices"][0]["text"]), (200, &decoded["text"]), "{answer}");
-        let metrics = server.page("/metrics");
+        let metrics = page(&server, "/metrics");
         let counts = |name: &str| metrics.lines().filter(|line| line.starts_with(name)).count();
         assert_eq!(counts("vllm:spec_decode_num_drafts_total"), 1, "{metrics}");
         assert_eq!(counts("vllm:spec_decode_num_accepted_tokens_per_pos_total"), num_tokens, "{metrics}");
