@@ -1,6 +1,13 @@
 //! Compiled programs.
 
-use std::{fmt, ptr::NonNull, sync::Arc};
+use std::{
+    fmt,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering},
+    },
+};
 
 use crate::{
     Buffer, Client, CompileOptions, CompiledProgram, Error, Event,
@@ -164,6 +171,7 @@ impl Executable {
         let mut options = sys::ExecuteOptions::new();
         options.non_donatable_input_indices = kept.as_ptr();
         options.num_non_donatable_input_indices = kept.len();
+        options.launch_id = next_launch();
         let mut call = sys::LoadedExecutableExecute::new();
         call.executable = inner.loaded.raw.as_ptr();
         call.options = &raw mut options;
@@ -239,6 +247,13 @@ impl Executable {
         }
         Ok(())
     }
+}
+
+/// A number for each execution of this process. On CPUs, devices that communicate find each other by it: with one number for
+/// all, two programs that run at once, or two steps of which one begins before the other has ended, would exchange data.
+fn next_launch() -> i32 {
+    static NEXT: AtomicI32 = AtomicI32::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed) & i32::MAX
 }
 
 impl fmt::Debug for Executable {
