@@ -1,36 +1,20 @@
 //! Measures the cost of batch-invariant programs, in turns with the usual ones, on a model of random weights:
 //! `cargo run --release -p mt-engine --example invariant -- [dtype] [prompt] [answer]`.
 
+mod common;
+
 use std::{sync::Arc, time::Instant};
 
-use mt_config::{Config, ModelGroup, Request as ConfigRequest};
-use mt_engine::{
-    PromptBounds,
-    serve::{
-        AnswerEvent, AnswerLimits, CacheSize, EngineHandle, GenerationRequest, ServeOptions, ServedModel,
-    },
+use mt_engine::serve::{
+    AnswerEvent, AnswerLimits, CacheSize, EngineHandle, GenerationRequest, ServeOptions, ServedModel,
 };
 use mt_ir::Target;
 use mt_models::{Model, build};
-use mt_nn::initialize;
-use mt_runtime::{Array, CompileSettings, Platform, Runtime, RuntimeOptions};
+use mt_runtime::{Platform, Runtime, RuntimeOptions};
 use mt_shape::Placement;
-use mt_trace::{ProgramOptions, program};
 
-/// About 66 million weights.
-const MODEL: [&str; 9] = [
-    "base_emb_dim=512",
-    "base_mlp_dim=2048",
-    "base_num_decoder_layers=12",
-    "base_num_query_heads=8",
-    "base_num_kv_heads=4",
-    "head_dim=64",
-    "vocab_size=16384",
-    "max_target_length=1024",
-    "logits_via_embedding=true",
-];
+use common::{bounds, described, random_parameters};
 
-const LONGEST: usize = 1024;
 const ROUNDS: usize = 3;
 const REQUESTS: [usize; 3] = [1, 8, 32];
 
@@ -71,12 +55,7 @@ struct Measured {
 
 impl Measured {
     fn new(dtype: &str, invariant: bool) -> Self {
-        let keys = MODEL.iter().map(|key| (*key).to_owned());
-        let own = ["dtype", "weight_dtype"].map(|key| format!("{key}={dtype}"));
-        let arguments = keys.chain(own).chain([format!("batch_invariant={invariant}")]).collect();
-        let request = ConfigRequest { arguments, ..ConfigRequest::default() };
-        let config = Config::resolve(&request).expect("the keys are right");
-        let group = ModelGroup::from_config(&config).expect("the model is complete");
+        let group = described(dtype, &[format!("batch_invariant={invariant}")]);
         let model: Arc<dyn Model> = build(&group).expect("the model is valid").into();
         let options = RuntimeOptions {
             platform: Some(Platform::Cpu),
@@ -85,14 +64,9 @@ impl Measured {
             ..RuntimeOptions::default()
         };
         let runtime = Runtime::new(&options, &mut |_| {}).expect("there is a CPU");
-        let parameters = Arc::new(random_parameters(&runtime, &*model));
+        let parameters = Arc::new(random_parameters(&runtime, Target::CPU, &*model));
         let vocab_size = group.vocab_size;
-        let prompts = PromptBounds {
-            vocab_size,
-            max_target_length: LONGEST,
-            max_prefill_length: LONGEST,
-            source: None,
-        };
+        let prompts = bounds(vocab_size);
         let options = ServeOptions {
             cache: CacheSize::Bytes(1 << 30),
             max_sequences: REQUESTS[REQUESTS.len() - 1],
@@ -136,16 +110,4 @@ impl Measured {
         }
         [first.expect("there is a token"), started.elapsed().as_secs_f64()]
     }
-}
-
-fn random_parameters(runtime: &Runtime, model: &dyn Model) -> Vec<Array> {
-    let options = ProgramOptions::new("initialize", Target::CPU);
-    let program = program(&options, |inputs| {
-        let region = inputs.region();
-        let parameters = initialize(region, region.key(7), &model.parameters());
-        parameters.into_iter().map(|parameter| inputs.replicated("parameter", parameter)).collect()
-    });
-    let program = program.expect("parameters can be drawn");
-    let executable = runtime.compile(&program, &CompileSettings::default()).expect("the program compiles");
-    executable.run(Vec::new()).expect("the program runs")
 }

@@ -2,13 +2,14 @@
 //! `cargo run --release -p mt-engine --example serve -- [dtype] [requests] [prompt] [answer] [drafts] [directory for HLO
 //! text]`. With a number of drafts, prompts repeat themselves, and the engine is measured with and without n-grams.
 
+mod common;
+
 use std::{
     ops::ControlFlow,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use mt_config::{Config, ModelGroup, Request as ConfigRequest};
 use mt_engine::{
     Engine, EngineOptions, Limits, PromptBounds, Request, SamplingOptions,
     serve::{
@@ -17,23 +18,10 @@ use mt_engine::{
     },
 };
 use mt_models::{Model, build};
-use mt_nn::initialize;
 use mt_runtime::{Array, CompileSettings, testing};
 use mt_shape::Placement;
-use mt_trace::{ProgramOptions, program};
 
-/// About 66 million weights.
-const MODEL: [&str; 9] = [
-    "base_emb_dim=512",
-    "base_mlp_dim=2048",
-    "base_num_decoder_layers=12",
-    "base_num_query_heads=8",
-    "base_num_kv_heads=4",
-    "head_dim=64",
-    "vocab_size=16384",
-    "max_target_length=1024",
-    "logits_via_embedding=true",
-];
+use common::{bounds, described, random_parameters};
 
 /// The sizes of a measurement.
 struct Sizes {
@@ -42,8 +30,6 @@ struct Sizes {
     answer: usize,
 }
 
-/// The length of texts.
-const LONGEST: usize = 1024;
 const ROUNDS: usize = 3;
 
 fn main() {
@@ -53,14 +39,10 @@ fn main() {
     };
     let dtype = arguments.first().map_or("float32", String::as_str);
     let sizes = Sizes { requests: number(1, 8), prompt: number(2, 128), answer: number(3, 128) };
-    let keys = MODEL.iter().map(|key| (*key).to_owned());
-    let types = ["dtype", "weight_dtype"].map(|key| format!("{key}={dtype}"));
-    let request = ConfigRequest { arguments: keys.chain(types).collect(), ..ConfigRequest::default() };
-    let config = Config::resolve(&request).expect("the keys are right");
-    let group = ModelGroup::from_config(&config).expect("the model is complete");
+    let group = described(dtype, &[]);
     let model: Arc<dyn Model> = build(&group).expect("the model is valid").into();
     let placement = Arc::new(Placement::single());
-    let parameters = Arc::new(random_parameters(&*model));
+    let parameters = Arc::new(random_parameters(testing::cpu(1), testing::cpu(1).target(), &*model));
     let num_drafts = number(4, 0);
     let period = if num_drafts > 0 { 24 } else { usize::MAX };
     let texts: Vec<Vec<u32>> = (0..sizes.requests)
@@ -76,12 +58,7 @@ fn main() {
         parameters: parameters.clone(),
         adapters: None,
     };
-    let prompts = PromptBounds {
-        vocab_size: group.vocab_size,
-        max_target_length: LONGEST,
-        max_prefill_length: LONGEST,
-        source: None,
-    };
+    let prompts = bounds(group.vocab_size);
     let expected = measure_groups(served(), prompts, &sizes, &texts);
     let compile = CompileSettings { dump_to: arguments.get(5).map(Into::into), ..CompileSettings::default() };
     let method = SpeculationMethod::NGrams { shortest: 1, longest: 4 };
@@ -98,19 +75,6 @@ fn main() {
         };
         measure_serving(served(), options, &sizes, &texts, &expected);
     }
-}
-
-fn random_parameters(model: &dyn Model) -> Vec<Array> {
-    let runtime = testing::cpu(1);
-    let options = ProgramOptions::new("initialize", runtime.target());
-    let program = program(&options, |inputs| {
-        let region = inputs.region();
-        let parameters = initialize(region, region.key(7), &model.parameters());
-        parameters.into_iter().map(|parameter| inputs.replicated("parameter", parameter)).collect()
-    });
-    let program = program.expect("parameters can be drawn");
-    let executable = runtime.compile(&program, &CompileSettings::default()).expect("the program compiles");
-    executable.run(Vec::new()).expect("the program runs")
 }
 
 /// The answers of the engine that runs groups of prompts.

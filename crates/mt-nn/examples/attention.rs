@@ -4,7 +4,7 @@
 //! of dense attention. Other processes disturb processor time less than elapsed time. `FEWEST_IN_BLOCKS` and `block_size`
 //! are chosen from these measurements.
 
-use std::fs;
+mod common;
 
 use mt_derive::Tree;
 use mt_ir::Target;
@@ -16,8 +16,8 @@ use mt_nn::{
     },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
-use mt_runtime::{Array, CompileSettings, Executable, Input, Platform, target_of, testing::cpu};
-use mt_shape::{DType, HostArray, axis};
+use mt_runtime::{CompileSettings, Executable, Platform, target_of, testing::cpu};
+use mt_shape::{DType, axis};
 use mt_trace::{ProgramOptions, program};
 
 /// Tokens per batch, whatever the length.
@@ -59,26 +59,7 @@ fn main() {
 /// The processor time of context and gradients, the minimum over several runs.
 fn milliseconds(target: Target, dtype: DType, length: usize, block: Option<usize>) -> f64 {
     let step = compiled(target, dtype, length, block);
-    let inputs: Vec<Array> = step
-        .inputs()
-        .iter()
-        .map(|input| {
-            let mut array = HostArray::zeros(input.ty.dtype, &input.ty.dims);
-            if input.ty.dtype == DType::F32 {
-                let values = bytemuck::cast_slice_mut::<u8, f32>(array.bytes_mut());
-                values.iter_mut().enumerate().for_each(|(index, value)| *value = (index as f32).sin());
-            }
-            Array::from_host(cpu(1), &array, &input.sharding).expect("the array fits")
-        })
-        .collect();
-    let mut best = f64::MAX;
-    for _ in 0..REPEATS {
-        let before = processor_time();
-        let results = step.run(inputs.iter().map(Input::Borrow).collect()).expect("the program runs");
-        results.iter().for_each(|result| result.wait().expect("the program runs"));
-        best = best.min(processor_time() - before);
-    }
-    best
+    common::milliseconds(&step, REPEATS, |_| {})
 }
 
 fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -> Executable {
@@ -135,13 +116,4 @@ fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -
     })
     .expect("attention can be traced");
     cpu(1).compile(&program, &CompileSettings::default()).expect("the program compiles")
-}
-
-/// The processor time of this process's threads, in milliseconds.
-fn processor_time() -> f64 {
-    let tasks = fs::read_dir("/proc/self/task").expect("Linux lists threads");
-    let nanoseconds = |task: fs::DirEntry| -> Option<f64> {
-        fs::read_to_string(task.path().join("schedstat")).ok()?.split(' ').next()?.parse().ok()
-    };
-    tasks.flatten().filter_map(nanoseconds).sum::<f64>() / 1e6
 }

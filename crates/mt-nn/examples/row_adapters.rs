@@ -4,15 +4,15 @@
 //! arrays of the chosen adapters once. A gather copies them for each row. Products with all adapters at once mask those that
 //! a row did not choose. `weight/rows.rs` uses grouped products.
 
-use std::fs;
+mod common;
 
 use mt_ir::Target;
 use mt_nn::{
     ADAPTER, Adapter, DENSE, Initializer, LORA_RANK, ParamSpec, Weight,
     axes::{BATCH, EMBED, MLP, POSITION},
 };
-use mt_runtime::{Array, CompileSettings, Executable, Input, Platform, target_of, testing::cpu};
-use mt_shape::{AdapterChoices, Attached, Axis, DType, HostArray, Tree, axis, logical};
+use mt_runtime::{CompileSettings, Executable, Platform, target_of, testing::cpu};
+use mt_shape::{AdapterChoices, Attached, Axis, DType, Tree, axis, logical};
 use mt_trace::{ProgramOptions, Tensor, program};
 
 const RANK: usize = 16;
@@ -71,29 +71,9 @@ fn main() {
 /// The processor time of a call, the minimum over several ones.
 fn milliseconds(target: Target, form: Form, sizes: Sizes, choices: &[i32]) -> f64 {
     let step = compiled(target, form, sizes);
-    let inputs: Vec<Array> = step
-        .inputs()
-        .iter()
-        .map(|input| {
-            let mut array = HostArray::zeros(input.ty.dtype, &input.ty.dims);
-            match input.ty.dtype {
-                DType::I32 => bytemuck::cast_slice_mut(array.bytes_mut()).copy_from_slice(choices),
-                _ => bytemuck::cast_slice_mut::<u8, f32>(array.bytes_mut())
-                    .iter_mut()
-                    .enumerate()
-                    .for_each(|(index, value)| *value = (index as f32).sin()),
-            }
-            Array::from_host(cpu(1), &array, &input.sharding).expect("the array fits")
-        })
-        .collect();
-    let mut best = f64::MAX;
-    for _ in 0..REPEATS {
-        let before = processor_time();
-        let results = step.run(inputs.iter().map(Input::Borrow).collect()).expect("the program runs");
-        results.iter().for_each(|result| result.wait().expect("the program runs"));
-        best = best.min(processor_time() - before);
-    }
-    best
+    common::milliseconds(&step, REPEATS, |array| {
+        bytemuck::cast_slice_mut(array.bytes_mut()).copy_from_slice(choices);
+    })
 }
 
 fn compiled(target: Target, form: Form, sizes: Sizes) -> Executable {
@@ -157,13 +137,4 @@ fn with_zeros<'t>(array: Tensor<'t>) -> Tensor<'t> {
     let mut axes = array.axes().to_vec();
     axes[0] = axis(ADAPTER, 1);
     array.region().full(DType::F32, &axes, 0.0).concatenate(&[array], ADAPTER)
-}
-
-/// The processor time of this process's threads, in milliseconds.
-fn processor_time() -> f64 {
-    let tasks = fs::read_dir("/proc/self/task").expect("Linux lists threads");
-    let nanoseconds = |task: fs::DirEntry| -> Option<f64> {
-        fs::read_to_string(task.path().join("schedstat")).ok()?.split(' ').next()?.parse().ok()
-    };
-    tasks.flatten().filter_map(nanoseconds).sum::<f64>() / 1e6
 }

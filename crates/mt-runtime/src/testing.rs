@@ -19,16 +19,25 @@ static RUNTIMES: Mutex<BTreeMap<usize, &'static Runtime>> = Mutex::new(BTreeMap:
 /// There is no CPU plugin, and none can be installed.
 pub fn cpu(num_devices: usize) -> &'static Runtime {
     let mut runtimes = RUNTIMES.lock().unwrap_or_else(PoisonError::into_inner);
-    runtimes.entry(num_devices).or_insert_with(|| {
-        let options = RuntimeOptions {
-            platform: Some(Platform::Cpu),
-            num_cpu_devices: Some(num_devices),
-            ..RuntimeOptions::default()
-        };
-        let runtime = Runtime::new(&options, &mut |_| {})
-            .unwrap_or_else(|error| panic!("no CPU runtime for tests: {error}"));
-        Box::leak(Box::new(runtime))
-    })
+    runtimes.entry(num_devices).or_insert_with(|| Box::leak(Box::new(started(num_devices, false))))
+}
+
+/// One CPU device whose programs compute the same bits in every batch.
+///
+/// # Panics
+/// As [`cpu`].
+pub fn batch_invariant_cpu() -> Runtime {
+    started(1, true)
+}
+
+fn started(num_devices: usize, batch_invariant: bool) -> Runtime {
+    let options = RuntimeOptions {
+        platform: Some(Platform::Cpu),
+        num_cpu_devices: Some(num_devices),
+        batch_invariant,
+        ..RuntimeOptions::default()
+    };
+    Runtime::new(&options, &mut |_| {}).unwrap_or_else(|error| panic!("no CPU runtime for tests: {error}"))
 }
 
 /// Bytes of temporaries of a program for CPU devices with XLA's own passes and schedule. These keep exactly the saved

@@ -9,7 +9,7 @@ use mt_nn::{
     axes::{BATCH, POSITION},
     initialize, token_log_probabilities,
 };
-use mt_runtime::{Array, CompileSettings, Input, Platform, Runtime, RuntimeOptions};
+use mt_runtime::{Array, CompileSettings, Input, Runtime, testing::batch_invariant_cpu};
 use mt_shape::{DType, HostArray, Placement, Sharding, axis};
 use mt_trace::{Memory, ProgramOptions, Tensor, program};
 
@@ -23,16 +23,6 @@ struct Parameters<L> {
 
 /// A text: its tokens.
 type Text = Vec<i32>;
-
-fn runtime() -> Runtime {
-    let options = RuntimeOptions {
-        platform: Some(Platform::Cpu),
-        num_cpu_devices: Some(1),
-        batch_invariant: true,
-        ..RuntimeOptions::default()
-    };
-    Runtime::new(&options, &mut |_| {}).unwrap()
-}
 
 fn array(runtime: &Runtime, host: &HostArray) -> Array {
     let sharding = Sharding::replicated(Placement::single().mesh().clone(), host.dims().len());
@@ -128,7 +118,7 @@ fn check(keys: &[&str]) {
     let own = ["batch_invariant=true", "cpu_kernels=true", "vocab_size=97", "enable_dropout=false"];
     let keys = [&own, keys].concat();
     let model: Arc<dyn Model> = build(&configuration(&keys, 1).model).unwrap().into();
-    let runtime = runtime();
+    let runtime = batch_invariant_cpu();
     let initialized = program(&ProgramOptions::new("initialize", runtime.target()), |inputs| {
         let region = inputs.region();
         let parameters = initialize(region, region.key(3), &model.parameters());

@@ -20,18 +20,17 @@ const VOCAB_SIZE: usize = 40;
 const DEVIATIONS: f64 = 3.9;
 
 /// The tokens that answers and prompts have.
-struct Seen {
-    answer: Vec<u32>,
-    prompt: Vec<u32>,
+pub(super) struct Seen {
+    pub answer: Vec<u32>,
+    pub prompt: Vec<u32>,
 }
 
 fn logits() -> Vec<f64> {
     (0..VOCAB_SIZE).map(|token| ((token * 37 % 23) as f64 - 11.0) * 0.3).collect()
 }
 
-/// The probabilities of all tokens, computed on their own.
-fn probabilities(choice: &TokenChoice, seen: &Seen) -> Vec<f64> {
-    let mut scores = logits();
+/// The probabilities of all tokens with these logits, computed on their own.
+pub(super) fn probabilities(choice: &TokenChoice, mut scores: Vec<f64>, seen: &Seen) -> Vec<f64> {
     for (token, bias) in &choice.logit_bias {
         scores[*token as usize] += f64::from(*bias);
     }
@@ -57,9 +56,9 @@ fn probabilities(choice: &TokenChoice, seen: &Seen) -> Vec<f64> {
         scores.iter().map(|score| ((score - largest) / choice.temperature).exp()).collect();
     weights.iter_mut().for_each(|weight| *weight = if *weight >= choice.min_p { *weight } else { 0.0 });
     // Ties are kept in the order of tokens.
-    let mut order: Vec<usize> = (0..VOCAB_SIZE).collect();
+    let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
-    order[choice.top_k.unwrap_or(VOCAB_SIZE)..].iter().for_each(|token| weights[*token] = 0.0);
+    order[choice.top_k.unwrap_or(weights.len())..].iter().for_each(|token| weights[*token] = 0.0);
     let total: f64 = weights.iter().sum();
     let mut sum = 0.0;
     for token in order {
@@ -209,7 +208,7 @@ fn draws_follow_the_distribution_of_each_rule() {
     for (name, choice, sampler, is_adjusted) in cases {
         let seen = if is_adjusted { seen() } else { nothing() };
         let tokens = draws(&choice, &seen, sampler, is_adjusted);
-        assert_distributed_over(name, &tokens, &probabilities(&choice, &seen), DEVIATIONS);
+        assert_distributed_over(name, &tokens, &probabilities(&choice, logits(), &seen), DEVIATIONS);
     }
 }
 
@@ -217,7 +216,7 @@ fn draws_follow_the_distribution_of_each_rule() {
 fn a_temperature_of_0_takes_the_most_probable_token() {
     let seen = Seen { answer: vec![0; 9], prompt: Vec::new() };
     let likeliest = |choice: &TokenChoice| {
-        let weights = probabilities(&TokenChoice { temperature: 1.0, ..choice.clone() }, &seen);
+        let weights = probabilities(&TokenChoice { temperature: 1.0, ..choice.clone() }, logits(), &seen);
         let best =
             (0..VOCAB_SIZE).reduce(|best, token| if weights[token] > weights[best] { token } else { best });
         best.unwrap() as u32

@@ -1,6 +1,6 @@
 //! Operations that batch-invariant programs leave to XLA: elementwise functions, and sums over dimensions other than the last.
 
-use mt_runtime::{Array, CompileSettings, Input, Platform, Runtime, RuntimeOptions};
+use mt_runtime::{Array, CompileSettings, Input, Runtime, testing::batch_invariant_cpu};
 use mt_shape::{Axis, DType, HostArray, Placement, Sharding, axis};
 use mt_testing::Random;
 use mt_trace::{ProgramOptions, Tensor, program};
@@ -35,16 +35,6 @@ fn all(x: Tensor<'_>) -> Vec<Tensor<'_>> {
     FUNCTIONS.map(|(_, function)| function(x)).to_vec()
 }
 
-fn runtime() -> Runtime {
-    let options = RuntimeOptions {
-        platform: Some(Platform::Cpu),
-        num_cpu_devices: Some(1),
-        batch_invariant: true,
-        ..RuntimeOptions::default()
-    };
-    Runtime::new(&options, &mut |_| {}).unwrap()
-}
-
 /// Runs a program of one argument. The results are bits.
 fn run(
     runtime: &Runtime,
@@ -72,7 +62,7 @@ fn run(
 
 #[test]
 fn elements_do_not_depend_on_how_many_there_are() {
-    let runtime = runtime();
+    let runtime = batch_invariant_cpu();
     let mut random = Random::new(3);
     let numbers: Vec<f64> = (0..300).map(|_| random.between(-6.0, 6.0)).collect();
     let mut wrong = Vec::new();
@@ -102,7 +92,7 @@ fn elements_do_not_depend_on_how_many_there_are() {
 
 #[test]
 fn sums_over_inner_dimensions_do_not_depend_on_the_number_of_rows() {
-    let runtime = runtime();
+    let runtime = batch_invariant_cpu();
     let mut random = Random::new(4);
     let (choices, width) = (3, 37);
     let numbers: Vec<f64> = (0..40 * choices * width).map(|_| random.between(-3.0, 3.0)).collect();
@@ -132,7 +122,7 @@ fn sums_over_inner_dimensions_do_not_depend_on_the_number_of_rows() {
 
 #[test]
 fn logarithms_of_sums_are_precise() {
-    let runtime = runtime();
+    let runtime = batch_invariant_cpu();
     let numbers: Vec<f64> = [0.0, 1e-30, 1e-9, 3e-8, 1e-4, 0.3, 1.0, 7.5, 3e4, 1e12, 3e38]
         .into_iter()
         .flat_map(|number: f64| [number, -number.min(0.999)])
@@ -148,7 +138,7 @@ fn logarithms_of_sums_are_precise() {
 
 #[test]
 fn products_are_rounded_before_they_are_added() {
-    let runtime = runtime();
+    let runtime = batch_invariant_cpu();
     let mut random = Random::new(5);
     let numbers: Vec<f64> = (0..300).map(|_| random.between(-6.0, 6.0)).collect();
     let f32s: Vec<f32> = numbers.iter().map(|number| *number as f32).collect();

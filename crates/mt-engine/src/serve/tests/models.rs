@@ -1,6 +1,6 @@
 //! Engines with models: published ones, and some with random weights beside the engine that runs groups of prompts.
 
-use std::{collections::BTreeMap, ops::ControlFlow, path::Path, sync::Arc};
+use std::{collections::BTreeMap, ops::ControlFlow, path::Path, time::Duration};
 
 use mt_config::LoadConfig;
 use mt_runtime::{Array, CompileSettings};
@@ -148,21 +148,25 @@ pub(super) fn prompts(vocab_size: usize) -> Vec<Vec<u32>> {
         .collect()
 }
 
+/// The number of tokens of answers under pressure.
+pub(super) const NUM_PRESSED: usize = 20;
+
 /// The answers to 64 requests that arrive at random, in a cache that is too small for those that run, equal those of
 /// groups of prompts.
-fn check(name: &str, num_pages: usize, finds_prefixes: bool) {
-    const NUM_TOKENS: usize = 20;
-    let load = || load_model(&family(name), &mut |_| {}).unwrap();
+pub(super) fn under_pressure(
+    name: &str,
+    load: impl Fn() -> LoadedModel,
+    start: impl FnOnce(LoadedModel) -> EngineHandle,
+) -> EngineMetrics {
     let loaded = load();
     let prompts = prompts(loaded.vocab_size);
-    let expected = reference(loaded, &prompts, NUM_TOKENS);
-    let handle = Arc::new(start(load(), num_pages, 6));
+    let expected = reference(loaded, &prompts, NUM_PRESSED);
+    let handle = start(load());
     let mut random = Random::new(5);
     let mut open = Vec::new();
     for prompt in &prompts {
-        let request = request(prompt, NUM_TOKENS);
-        open.push(handle.submit(request).unwrap());
-        std::thread::sleep(std::time::Duration::from_micros(random.below(3000) as u64));
+        open.push(handle.submit(request(prompt, NUM_PRESSED)).unwrap());
+        std::thread::sleep(Duration::from_micros(random.below(3000) as u64));
     }
     let mut wrong = 0;
     for ((answers, expected), prompt) in open.into_iter().zip(&expected).zip(&prompts) {
@@ -172,9 +176,16 @@ fn check(name: &str, num_pages: usize, finds_prefixes: bool) {
             eprintln!("{name}, a prompt of {} tokens: {answer:?}, not {expected:?}", prompt.len());
         }
     }
-    let metrics: EngineMetrics = handle.metrics();
+    let metrics = handle.metrics();
     assert_eq!(wrong, 0, "{name}: {metrics:?}");
     assert!(metrics.preemptions > 0, "{name}: {metrics:?}");
+    metrics
+}
+
+/// Checks answers under pressure, and whether prompts find the prefixes of others.
+fn check(name: &str, num_pages: usize, finds_prefixes: bool) {
+    let load = || load_model(&family(name), &mut |_| {}).unwrap();
+    let metrics = under_pressure(name, load, |loaded| start(loaded, num_pages, 6));
     assert_eq!(metrics.cached_prompt_tokens > 0, finds_prefixes, "{name}: {metrics:?}");
 }
 

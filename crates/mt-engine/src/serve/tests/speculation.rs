@@ -1,6 +1,6 @@
 //! Speculative decoding: answers are those without it, and draws keep their distribution.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use mt_ir::Target;
 use mt_models::{Forward, Model, Tokens};
@@ -11,10 +11,11 @@ use mt_trace::{ProgramOptions, program};
 use serde_json::Value;
 
 use super::{
-    choices::assert_distributed_over,
+    choices::{Seen, assert_distributed_over, probabilities},
     heads::check_drafts,
     models::{
-        Collected, collect, family, family_with, prompts, reference, request, start_speculating, tokens,
+        Collected, NUM_PRESSED, collect, family, family_with, prompts, reference, request, start_speculating,
+        tokens, under_pressure,
     },
 };
 use crate::{
@@ -66,32 +67,12 @@ pub(super) fn check(
     load: impl Fn() -> LoadedModel,
     speculation: impl Fn(&LoadedModel) -> Speculation,
 ) -> EngineMetrics {
-    const NUM_TOKENS: usize = 20;
-    let loaded = load();
-    let prompts = prompts(loaded.vocab_size);
-    let expected = reference(loaded, &prompts, NUM_TOKENS);
-    let loaded = load();
-    let speculation = speculation(&loaded);
-    let handle = start_speculating(loaded, num_pages, 6, Some(speculation));
-    let mut random = Random::new(5);
-    let mut open = Vec::new();
-    for prompt in &prompts {
-        open.push(handle.submit(request(prompt, NUM_TOKENS)).unwrap());
-        std::thread::sleep(Duration::from_micros(random.below(3000) as u64));
-    }
-    let mut wrong = 0;
-    for ((answers, expected), prompt) in open.into_iter().zip(&expected).zip(&prompts) {
-        let answer = tokens(answers);
-        if answer != *expected {
-            wrong += 1;
-            eprintln!("{name}, a prompt of {} tokens: {answer:?}, not {expected:?}", prompt.len());
-        }
-    }
-    let metrics = handle.metrics();
-    assert_eq!(wrong, 0, "{name}: {metrics:?}");
-    assert!(metrics.preemptions > 0, "{name}: {metrics:?}");
+    let metrics = under_pressure(name, load, |loaded| {
+        let speculation = speculation(&loaded);
+        start_speculating(loaded, num_pages, 6, Some(speculation))
+    });
     assert!(metrics.accepted_tokens > 0, "{name}: {metrics:?}");
-    assert_eq!(metrics.generated_tokens, 64 * NUM_TOKENS as u64, "{name}: {metrics:?}");
+    assert_eq!(metrics.generated_tokens, 64 * NUM_PRESSED as u64, "{name}: {metrics:?}");
     metrics
 }
 
@@ -354,40 +335,6 @@ fn logits_after(token: usize, of_draft: bool) -> Vec<f64> {
     (0..VOCAB_SIZE).map(|next| ((next * 37 + token * 11 + shift) % 17) as f64 * 0.25 - 2.0).collect()
 }
 
-/// The probabilities of all tokens under the rules of a choice, for an answer that has `seen` tokens.
-fn probabilities(choice: &TokenChoice, logits: &[f64], seen: &[u32]) -> Vec<f64> {
-    let mut scores = logits.to_vec();
-    for (token, score) in scores.iter_mut().enumerate() {
-        let count = seen.iter().filter(|seen| **seen as usize == token).count();
-        if count > 0 {
-            *score = if *score > 0.0 {
-                *score / choice.repetition_penalty
-            } else {
-                *score * choice.repetition_penalty
-            };
-            *score -= choice.presence_penalty + choice.frequency_penalty * count as f64;
-        }
-    }
-    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let mut weights: Vec<f64> =
-        scores.iter().map(|score| ((score - largest) / choice.temperature).exp()).collect();
-    weights.iter_mut().for_each(|weight| *weight = if *weight >= choice.min_p { *weight } else { 0.0 });
-    let mut order: Vec<usize> = (0..VOCAB_SIZE).collect();
-    order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
-    order[choice.top_k.unwrap_or(VOCAB_SIZE)..].iter().for_each(|token| weights[*token] = 0.0);
-    let total: f64 = weights.iter().sum();
-    let mut sum = 0.0;
-    for token in order {
-        let weight = weights[token];
-        if sum >= choice.top_p * total {
-            weights[token] = 0.0;
-        }
-        sum += weight;
-    }
-    let total: f64 = weights.iter().sum();
-    weights.iter().map(|weight| weight / total).collect()
-}
-
 /// The accepted tokens of many rows after token 0, which the answer has: each row is another answer. Drafts are drawn from
 /// other logits, or are always the same tokens.
 fn verified(choice: &TokenChoice, sampler: Sampler, is_drawn: bool) -> Vec<Vec<u32>> {
@@ -503,7 +450,7 @@ fn accepted_tokens_follow_the_distribution_of_the_model() {
                 // Rounding to `f32` as in the program.
                 let logits: Vec<f64> =
                     logits_after(last, false).iter().map(|score| f64::from(*score as f32)).collect();
-                probabilities(&choice, &logits, seen)
+                probabilities(&choice, logits, &Seen { answer: seen.to_vec(), prompt: Vec::new() })
             };
             let first: Vec<u32> = rows.iter().map(|row| row[0]).collect();
             assert_distributed_over(&name, &first, &expected(&[0]), DEVIATIONS);
