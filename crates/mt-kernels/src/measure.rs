@@ -1,9 +1,6 @@
 //! Times of kernels on this processor.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use half::bf16;
 
@@ -15,16 +12,10 @@ use crate::{
 };
 
 /// The fewest runs of each contender. The first run waits for memory and for the processor's wide units.
-const FEWEST_ROUNDS: usize = 8;
+const FEWEST_ROUNDS: usize = 4;
 
 /// The time for which the contenders for one purpose run in turns.
-const BUDGET: Duration = Duration::from_micros(3000);
-
-/// The number of times that all contenders are measured again before one of them replaces the preferred kernel, and the
-/// pause before each. On a busy machine a kernel may be interrupted in each of a few runs in a row, but hardly for half a
-/// second.
-const MOST_REPETITIONS: usize = 25;
-const PAUSE: Duration = Duration::from_millis(15);
+const BUDGET: Duration = Duration::from_micros(1500);
 
 /// More rounds than this do not lower the least time.
 const MOST_ROUNDS: usize = 40;
@@ -102,14 +93,10 @@ impl<E: Measured> Sample<E> {
         Self { arithmetic, purpose, left: numbers(left), right: numbers(right), result: numbers(result) }
     }
 
-    /// The least time of each contender. As long as a contender would replace the preferred kernel, all are measured again.
+    /// The least time of each contender. If a contender would replace the preferred kernel, all are measured twice.
     fn checked_times(&mut self, contenders: &[&'static Candidate]) -> Vec<Timing> {
         let mut timings = self.times(contenders);
-        for _ in 0..MOST_REPETITIONS {
-            if fastest(timings.iter().copied()) == contenders.first().copied() {
-                break;
-            }
-            thread::sleep(PAUSE);
+        if fastest(timings.iter().copied()) != contenders.first().copied() {
             for (timing, again) in timings.iter_mut().zip(self.times(contenders)) {
                 timing.nanoseconds = timing.nanoseconds.min(again.nanoseconds);
             }

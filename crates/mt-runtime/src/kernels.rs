@@ -1,8 +1,8 @@
 //! The kernels that programs call on this processor.
 //!
-//! Kernels that can replace each other are timed once per processor model, in about 30 milliseconds. The user's cache
+//! Kernels that can replace each other are timed once per processor model, in about ten milliseconds. The user's cache
 //! holds the times as text, so that every run on a machine makes the same choice. A missing or damaged file is measured
-//! again.
+//! again. Builds for development have times of their own.
 
 use std::{
     env, fmt, fs, io,
@@ -29,6 +29,10 @@ pub const CPU_FEATURES_VARIABLE: &str = "MAXTEXT_CPU_FEATURES";
 
 /// The environment variable that names kernels to use without measuring.
 pub const CPU_KERNELS_VARIABLE: &str = "MAXTEXT_CPU_KERNELS";
+
+/// The kind of this build. The checks of a development build slow some kernels down more than others, so its times must not
+/// choose the kernels of an optimized one.
+const BUILD: &str = if cfg!(debug_assertions) { "development" } else { "optimized" };
 
 /// The kernels in use and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -257,11 +261,11 @@ struct TimesFile {
 impl TimesFile {
     fn new(directory: &Path, features: Features) -> Self {
         let mut key = Fingerprint::default();
-        key.add(processor()).add(features.to_string()).add(KERNEL_SET.to_le_bytes());
+        key.add(processor()).add(features.to_string()).add(KERNEL_SET.to_le_bytes()).add(BUILD);
         let key = hexadecimal(&key.finish()[..8]);
         let heading = format!(
             "# The least times of kernels on one thread of {}, in nanoseconds. Measured anew if this file is removed.\n\
-             kernels {KERNEL_SET} features {features}\n",
+             kernels {KERNEL_SET} features {features} build {BUILD}\n",
             processor_name()
         );
         Self { path: directory.join(format!("{key}.times")), heading, features }
@@ -337,6 +341,7 @@ mod tests {
         assert!(reasons(&first).iter().all(|reason| *reason == Reason::Measurement), "{first:?}");
         let text = fs::read_to_string(file.unwrap()).unwrap();
         assert!(text.contains(&processor_name()) && text.contains(&features.to_string()), "{text}");
+        assert!(text.lines().nth(1).unwrap().ends_with(&format!(" build {BUILD}")), "{text}");
         let (second, _) = choose(features, &[], Some(directory.path()));
         assert!(reasons(&second).iter().all(|reason| *reason == Reason::Cache), "{second:?}");
         for (first, second) in first.iter().zip(&second) {
