@@ -52,23 +52,83 @@ pub(crate) fn convolve<'t>(
     segments: Tensor<'t>,
 ) -> Convolved<'t> {
     let Convolution { kernel, bias, dilation } = *convolution;
-    let (taps, length) = (kernel.axis(TAP).size, x.axis(POSITION).size);
+    let taps = kernel.axis(TAP).size;
     let reach = (taps - 1) * dilation;
-    let kernel = kernel.cast(DType::F32);
     let (columns, documents) = with_columns_before(x, window, segments, reach);
-    let terms = (0..taps).map(|tap| {
-        let start = tap * dilation;
-        let term = columns.slice(POSITION, start, start + length).cast(DType::F32) * kernel.at(TAP, tap);
-        if tap + 1 == taps {
-            return term;
-        }
-        let is_same = documents.slice(POSITION, start, start + length).equals(segments);
-        term * is_same.cast(DType::F32)
-    });
-    let sum = terms.reduce(|sum, term| sum + term).expect("a kernel has a tap");
+    let sum = filtered(columns, kernel.cast(DType::F32), documents, segments, dilation);
     let sum = bias.map_or(sum, |bias| sum + bias.cast(DType::F32));
     let window = (taps > 1).then(|| last_columns(columns, documents, segments, reach));
     Convolved { output: sum.silu().cast(x.dtype()), window }
+}
+
+/// The products of a filter with the columns of each token's document, summed over taps.
+///
+/// The derivative by the columns is a filter of the cotangents as well. The compiler makes vectors of its loop, and not of
+/// one over the terms' derivatives, each of which is padded.
+///
+/// # Shapes
+/// `[batch, columns, …], f32[tap, …], i32[batch, columns], i32[batch, position] -> f32[batch, position, …]`, where the
+/// columns are positions as well
+#[track_caller]
+fn filtered<'t>(
+    columns: Tensor<'t>,
+    kernel: Tensor<'t>,
+    documents: Tensor<'t>,
+    segments: Tensor<'t>,
+    dilation: usize,
+) -> Tensor<'t> {
+    let [sum] = columns.region().custom_vjp(
+        "filtered",
+        [columns, kernel, documents, segments],
+        [true, true, false, false],
+        |_, arguments| [filter(arguments, dilation)],
+        |_, arguments| ([filter(arguments, dilation)], arguments.to_vec()),
+        |_, residuals, [cotangent]| {
+            let (columns, kernel) = (residuals[0], residuals[1]);
+            let (documents, segments) = (residuals[2], residuals[3]);
+            let taps = kernel.axis(TAP).size;
+            let (length, reach) = (segments.axis(POSITION).size, (taps - 1) * dilation);
+            let padded = cotangent.pad(POSITION, reach, reach, 0.0);
+            let readers = segments.pad(POSITION, reach, reach, NO_DOCUMENT);
+            let by_columns = (0..taps).map(|tap| {
+                let start = reach - tap * dilation;
+                let end = start + length + reach;
+                let is_same = readers.slice(POSITION, start, end).equals(documents).cast(DType::F32);
+                padded.slice(POSITION, start, end) * kernel.at(TAP, tap) * is_same
+            });
+            let by_columns = by_columns.reduce(|sum, term| sum + term).expect("a kernel has a tap");
+            let summed = cotangent.axes();
+            let summed = summed.iter().map(|own| own.name).filter(|name| !kernel.has_axis(name));
+            let summed: Vec<&'static str> = summed.collect();
+            let by_kernel = (0..taps).map(|tap| {
+                let term = term([columns, documents, segments], tap * dilation);
+                (term * cotangent).sum(&summed).unsqueeze(TAP)
+            });
+            let by_kernel: Vec<Tensor<'_>> = by_kernel.collect();
+            let by_kernel = by_kernel[0].concatenate(&by_kernel[1..], TAP);
+            vec![by_columns.cast(columns.dtype()), by_kernel]
+        },
+    );
+    sum
+}
+
+/// Padding behind the segments of a sequence, which equals no document.
+const NO_DOCUMENT: f64 = -1.0;
+
+#[track_caller]
+fn filter<'t>([columns, kernel, documents, segments]: [Tensor<'t>; 4], dilation: usize) -> Tensor<'t> {
+    let taps = kernel.axis(TAP).size;
+    let terms =
+        (0..taps).map(|tap| term([columns, documents, segments], tap * dilation) * kernel.at(TAP, tap));
+    terms.reduce(|sum, term| sum + term).expect("a kernel has a tap")
+}
+
+/// The columns from `start`, one for each token; zeros in place of those of other documents.
+#[track_caller]
+fn term<'t>([columns, documents, segments]: [Tensor<'t>; 3], start: usize) -> Tensor<'t> {
+    let of_tokens = |tensor: Tensor<'t>| tensor.slice(POSITION, start, start + segments.axis(POSITION).size);
+    let is_same = of_tokens(documents).equals(segments);
+    of_tokens(columns).cast(DType::F32) * is_same.cast(DType::F32)
 }
 
 /// The columns of a sequence behind those of `count` earlier tokens, and the segments of all of them. The earlier tokens

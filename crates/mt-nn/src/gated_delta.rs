@@ -16,6 +16,7 @@ use crate::{
     linear_attention::{
         LinearAttentionInputs, LinearAttentionOptions, MemoryUpdate, empty_memory, linear_attention,
     },
+    parts::parts,
 };
 
 pub use crate::convolution::{CHANNEL, DepthwiseKernel, ONE, TAP};
@@ -183,18 +184,17 @@ impl<'t> GatedDelta<Tensor<'t>> {
             self.in_proj_qkvz.forward(x, &[EMBED]).split(PROJECTED, &[sizes.key_heads_axis(), per_head]);
         let projected = projected.constrain(&PROJECTION).named("query_proj");
         let [key, value] = [sizes.key, sizes.group * sizes.value];
-        let columns =
-            |tensor: Tensor<'t>, start: usize, width: usize| tensor.slice(PROJECTED, start, start + width);
-        let mixed = columns(projected, 0, sizes.channels_per_head());
+        let [mixed, gate] = parts(projected, PROJECTED, [2 * key + value, value]);
         let convolution = Convolution { kernel: self.conv1d.by_head(sizes), bias: None, dilation: 1 };
         let convolved = convolve(mixed, &convolution, state.and_then(|state| state.window), segments);
         let of_values =
             |tensor: Tensor<'t>| tensor.split(PROJECTED, &[sizes.group_axis(), sizes.value_axis()]);
         let (write, log_decay) = self.rates(x, segments, sizes);
+        let [query, key, value] = parts(convolved.output, PROJECTED, [key, key, value]);
         let inputs = LinearAttentionInputs {
-            query: columns(convolved.output, 0, key).rename(PROJECTED, HEAD_DIM),
-            key: columns(convolved.output, key, key).rename(PROJECTED, HEAD_DIM),
-            value: of_values(columns(convolved.output, 2 * key, value)),
+            query: query.rename(PROJECTED, HEAD_DIM),
+            key: key.rename(PROJECTED, HEAD_DIM),
+            value: of_values(value),
             write,
             log_decay,
             segments,
@@ -202,7 +202,7 @@ impl<'t> GatedDelta<Tensor<'t>> {
         let memory = state.map_or_else(|| empty_memory(&inputs).constrain(&MEMORY), |state| state.memory);
         let (output, memory) = linear_attention(&inputs, memory, &options.rule());
         let output = output.cast(x.dtype()).constrain(&HEADS).named("context").named("attention_out");
-        let gate = of_values(columns(projected, 2 * key + value, value)).cast(DType::F32);
+        let gate = of_values(gate).cast(DType::F32);
         let normalized = self.norm.forward(output, VALUE_DIM, options.norm).cast(DType::F32);
         let gated = (normalized * gate.silu()).cast(x.dtype());
         let split = [sizes.key_heads_axis(), sizes.group_axis(), sizes.value_axis()];
@@ -222,13 +222,12 @@ impl<'t> GatedDelta<Tensor<'t>> {
         let heads = sizes.key_heads_axis();
         let both = self.in_proj_ba.forward(x, &[EMBED]).split(RATES, &[heads, axis(RATES, 2 * sizes.group)]);
         let both = both.constrain(&PROJECTION).named("query_proj").cast(DType::F32);
-        let half = |start: usize| both.slice(RATES, start, start + sizes.group).rename(RATES, VALUE_GROUP);
+        let [write, decay] = parts(both, RATES, [sizes.group; 2]).map(|half| half.rename(RATES, VALUE_GROUP));
         let of_heads = |parameter: Tensor<'t>| {
             parameter.cast(DType::F32).split(VALUE_HEADS, &[heads, sizes.group_axis()])
         };
-        let write = half(0).sigmoid();
-        let log_decay =
-            (half(sizes.group) + of_heads(self.dt_bias)).softplus() * of_heads(self.a_log).exp() * -1.0;
+        let write = write.sigmoid();
+        let log_decay = (decay + of_heads(self.dt_bias)).softplus() * of_heads(self.a_log).exp() * -1.0;
         let axes = write.axes();
         let nothing = x.region().full(DType::F32, &axes, 0.0);
         let is_token = segments.differs(0.0).broadcast(&axes);

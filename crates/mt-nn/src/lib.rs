@@ -25,6 +25,7 @@ mod mlp;
 mod norm;
 mod order;
 mod param;
+mod parts;
 mod placement;
 mod position;
 mod rotary;

@@ -123,8 +123,24 @@ mod tests {
     use super::*;
     use crate::Event;
 
+    /// Sleeps until `stops` is set, in a function that no caller contains and that calls nothing last.
+    #[inline(never)]
+    fn sleeps_until_stopped(stops: &AtomicBool) -> usize {
+        let mut count = 0;
+        while !stops.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(10));
+            count += 1;
+        }
+        count
+    }
+
     #[test]
     fn stacks_are_recorded_at_an_interval() {
+        let stops = Arc::new(AtomicBool::new(false));
+        let sleeper = thread::spawn({
+            let stops = stops.clone();
+            move || sleeps_until_stopped(&stops)
+        });
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run/stacks.txt");
         let notices: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -142,8 +158,10 @@ mod tests {
             thread::sleep(Duration::from_millis(10));
         }
         drop(recorder);
+        stops.store(true, Ordering::Relaxed);
+        assert!(sleeper.join().unwrap() > 0);
         let text = fs::read_to_string(&path).unwrap();
-        assert!(text.contains("stacks_are_recorded_at_an_interval"), "{text}");
+        assert!(text.contains("sleeps_until_stopped"), "{text}");
         assert_eq!(notices.lock().unwrap().len(), 1);
     }
 }

@@ -1,0 +1,33 @@
+//! Columns of a fused projection.
+
+use mt_trace::Tensor;
+
+/// Cuts a tensor into parts along an axis that is not placed. The widths of the parts make up its size.
+///
+/// The derivative concatenates those of the parts. That of a slice pads, and compilers make no vectors of loops that add
+/// padded tensors.
+#[track_caller]
+pub(crate) fn parts<'t, const N: usize>(
+    tensor: Tensor<'t>,
+    axis: &'static str,
+    widths: [usize; N],
+) -> [Tensor<'t>; N] {
+    tensor.region().custom_vjp(
+        "parts",
+        [tensor],
+        [true],
+        |_, [tensor]| cut(tensor, axis, widths),
+        |_, [tensor]| (cut(tensor, axis, widths), Vec::new()),
+        |_, _, cotangents| vec![cotangents[0].concatenate(&cotangents[1..], axis)],
+    )
+}
+
+#[track_caller]
+fn cut<'t, const N: usize>(tensor: Tensor<'t>, axis: &'static str, widths: [usize; N]) -> [Tensor<'t>; N] {
+    let mut start = 0;
+    widths.map(|width| {
+        let part = tensor.slice(axis, start, start + width);
+        start += width;
+        part
+    })
+}
