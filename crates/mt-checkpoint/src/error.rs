@@ -72,6 +72,13 @@ pub enum CheckpointError {
     )]
     NoWeights { path: PathBuf, reason: String },
 
+    #[error(
+        "`{other}` has other parameters than `{first}`: {reason}\nhint: average checkpoints of one model; `maxtext checkpoint diff` compares two",
+        first = first.display(),
+        other = other.display()
+    )]
+    OtherParameters { first: PathBuf, other: PathBuf, reason: String },
+
     #[error("`{name}` has {expected} bytes, but the buffer for it has {given}")]
     WrongSize { name: String, expected: u64, given: u64 },
 
@@ -139,6 +146,7 @@ impl CheckpointError {
                 | Self::UnreadableTensor { .. }
                 | Self::WeightsExist { .. }
                 | Self::NoWeights { .. }
+                | Self::OtherParameters { .. }
         )
     }
 

@@ -12,13 +12,14 @@ use mt_shape::{DType, HostArray};
 use crate::{
     chunks::ChunkReader,
     compare::{Comparison, ExpectedArray, StoredType},
+    copy::{self, CopyShards},
     error::{CheckpointError, Result},
     files::StepFiles,
     keys::{KeySegment, entry_name},
     locate,
     metadata::{Empty, Kind, TREE_FILE, TreeMetadata},
     ocdbt::Database,
-    region,
+    region::{self, Region},
     store::Store,
     zarr::{ArrayLayout, LayoutError, ZARR_FILE, ZARR2_FILE},
 };
@@ -105,6 +106,15 @@ impl CheckpointItem {
     /// There is no such array.
     pub fn array(&self, name: &str) -> Result<(DType, &[usize])> {
         self.layout(name).map(|layout| (layout.dtype, layout.dims.as_slice()))
+    }
+
+    /// The shards in which an array is copied.
+    pub(crate) fn shards(&self, name: &str, dims: &[usize], shards: CopyShards) -> Result<Vec<Region>> {
+        let cell = match shards {
+            CopyShards::AsStored => self.layout(name)?.chunk_dims.clone(),
+            CopyShards::Number(number) => copy::cell_of(dims, number),
+        };
+        Ok(copy::cells(dims, &cell))
     }
 
     /// Compares the arrays with what a run expects.

@@ -1,7 +1,7 @@
 //! Checkpoints on disk. Runs are stored in Orbax's layout, so Orbax and MaxText can read them, and this crate reads theirs:
 //! versions 2 and 3 of Zarr, in OCDBT databases or in plain directories ([`StorageFormat`]). Weights are read from and written to Hugging Face
-//! directories ([`WeightsDirectory`], [`WeightsWriter`]), and read from PyTorch files ([`TorchFile`],
-//! [`TorchCheckpoint`]). [`WeightsSource`] lists and compares all of them.
+//! directories ([`WeightsDirectory`], [`WeightsWriter`]) and GGUF files ([`GgufFile`], [`GgufWriter`]), and read from
+//! PyTorch files ([`TorchFile`], [`TorchCheckpoint`]). [`WeightsSource`] lists and compares all of them.
 //!
 //! Phase: run. The crate knows no models. It stores an ordered list of named arrays and empty containers, JSON beside
 //! them (the data position) and custom metadata. The training loop (`mt-train`) chooses the list and maps names and
@@ -31,11 +31,13 @@
 mod chunks;
 mod codec;
 mod compare;
+mod copy;
 mod describe;
 mod disk;
 mod error;
 mod files;
 mod fingerprint;
+mod gguf;
 mod item;
 mod keys;
 mod locate;
@@ -56,12 +58,14 @@ mod weights;
 mod zarr;
 
 pub use compare::{Comparison, Difference, ExpectedArray};
+pub use copy::{CopiedBytes, CopyPart, CopyShards, average_request, copy_request, mean, mean_type};
 pub use describe::{
     ListedDifference, ListedTensor, Listing, ListingDiff, SourceKind, Totals, ValueDifference, WeightsSource,
 };
 pub use disk::{DiskHook, DiskOperation};
 pub use error::{CheckpointError, Result, SourceError};
 pub use fingerprint::fingerprint;
+pub use gguf::{GgufFile, GgufTensor, GgufType, GgufValue, GgufWriter, WrittenGguf};
 pub use item::{CheckpointItem, StoredEntry, StoredValue};
 pub use keys::{KeySegment, entry_name};
 pub use locate::{Latest, SkippedStep, checkpoints_directory, complete_steps, latest_valid, open_latest};

@@ -75,6 +75,14 @@ impl Checkpoint {
         self.files.step
     }
 
+    /// The state once more, to be shared by sources of arrays.
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    pub(crate) fn state_again(&self) -> Result<CheckpointItem> {
+        CheckpointItem::open(Arc::clone(&self.files), self.state.path().to_owned(), self.state.threads())
+    }
+
     /// The arrays that an [`ExtraItem`](crate::ExtraItem) stored beside the state; `None` if there is no such item.
     ///
     /// # Errors
@@ -112,6 +120,28 @@ impl Checkpoint {
     /// Whether a manifest covers every byte. Orbax itself writes none.
     pub fn has_manifest(&self) -> bool {
         self.files.manifest.is_some()
+    }
+
+    /// Names of the items of JSON files, sorted.
+    ///
+    /// # Errors
+    /// The step's directory cannot be listed.
+    pub fn json_item_names(&self) -> Result<Vec<String>> {
+        let Some(directory) = &self.files.step_directory else { return Ok(Vec::new()) };
+        let failed = |source| CheckpointError::io("list", directory, source);
+        let mut names = Vec::new();
+        for entry in fs::read_dir(directory).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.path() != self.state.path()
+                && entry.path().is_dir()
+                && !self.json_files(&name)?.is_empty()
+            {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
     }
 
     /// Names of the files of a JSON item, sorted; empty if there is no such item.

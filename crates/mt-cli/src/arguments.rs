@@ -10,17 +10,13 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use mt_config::table;
-use mt_shape::DType;
 
-pub use checkpoint::Verify;
+use crate::{commands::estimate::parse_percent, failure::Failure};
 
-use crate::{
-    commands::{checkpoint::parse_bytes, estimate::parse_percent},
-    failure::Failure,
-};
-
-use checkpoint::{
-    CHECKPOINT_DIFF, CHECKPOINT_DIFF_EXAMPLES, INSPECT, INSPECT_EXAMPLES, VERIFY, VERIFY_EXAMPLES,
+use checkpoint::CHECKPOINT_EXAMPLES;
+pub use checkpoint::{
+    Average, CheckpointCommand, CheckpointDiff, Export, ExportFormat, ExportType, Import, Inspect,
+    ParamsOnly, Reshard, Verify,
 };
 pub use data::{DataCheckLogits, DataCommand, DataSaveLogits, DataShow};
 use distill::{DISTILL, DISTILL_EXAMPLES};
@@ -265,47 +261,6 @@ Examples:
   maxtext config models llama3.1
   maxtext config models deepseek --json";
 
-const CHECKPOINT_EXAMPLES: &str = "\
-Examples:
-  maxtext checkpoint inspect maxtext_output/first
-  maxtext checkpoint diff --values models/llama models/tuned
-  maxtext checkpoint export --output models/mine \\
-      load_parameters_path=maxtext_output/first
-  maxtext checkpoint import --output imported load_parameters_path=models/llama";
-
-const EXPORT: &str = "\
-Writes a model as a Hugging Face directory: weights as safetensors, config.json,
-generation_config.json, and the files of its tokenizer.
-
-`load_parameters_path` names a run, one of its checkpoints, a published model's
-directory (Hugging Face's, or `consolidated.*.pth` with params.json), or a
-checkpoint of MaxText, whose model the other keys describe. An output directory
-that already contains weights is refused.";
-
-const EXPORT_EXAMPLES: &str = "\
-Examples:
-  maxtext checkpoint export --output models/mine \\
-      load_parameters_path=maxtext_output/first
-  maxtext checkpoint export --output models/small --dtype bfloat16 \\
-      --shard-size 2GB load_parameters_path=maxtext_output/first/checkpoints/99
-  maxtext checkpoint export --output models/llama3 \\
-      load_parameters_path=maxtext_checkpoint/0/items model_name=llama3-8b \\
-      tokenizer_path=models/Meta-Llama-3-8B";
-
-const IMPORT: &str = "\
-Writes the weights of a published model as a MaxText checkpoint, in a directory
-like that of a run: `checkpoints/0/items`, `config.yml` and the tokenizer.
-MaxText reads the items, and this program's commands read the directory.
-
-Training and decoding read a published model's directory directly, so only
-MaxText needs the import.";
-
-const IMPORT_EXAMPLES: &str = "\
-Examples:
-  maxtext checkpoint import --output imported load_parameters_path=models/llama
-  maxtext checkpoint import --output imported scan_layers=false \\
-      weight_dtype=bfloat16 load_parameters_path=models/llama";
-
 const PLUGIN_EXAMPLES: &str = "\
 Examples:
   maxtext plugin list
@@ -402,7 +357,7 @@ pub enum Command {
     /// Show, explain, check and compare configurations
     #[command(subcommand, after_help = CONFIG_EXAMPLES)]
     Config(ConfigCommand),
-    /// List, compare and convert checkpoints
+    /// List, compare, check, convert, average and rewrite checkpoints
     #[command(subcommand, after_help = CHECKPOINT_EXAMPLES)]
     Checkpoint(CheckpointCommand),
     /// Train tokenizers
@@ -625,106 +580,6 @@ pub struct Show {
     pub json: bool,
     #[command(flatten)]
     pub settings: Settings,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum CheckpointCommand {
-    /// List the tensors of a checkpoint
-    #[command(long_about = INSPECT, after_help = INSPECT_EXAMPLES)]
-    Inspect(Inspect),
-    /// Compare the tensors of two checkpoints
-    #[command(long_about = CHECKPOINT_DIFF, after_help = CHECKPOINT_DIFF_EXAMPLES)]
-    Diff(CheckpointDiff),
-    /// Read every byte of checkpoints and check it against its checksum
-    #[command(long_about = VERIFY, after_help = VERIFY_EXAMPLES)]
-    Verify(Verify),
-    /// Write a model as a Hugging Face directory
-    #[command(long_about = EXPORT, after_help = EXPORT_EXAMPLES)]
-    Export(Export),
-    /// Write a published model as a checkpoint that MaxText reads
-    #[command(long_about = IMPORT, after_help = IMPORT_EXAMPLES)]
-    Import(Import),
-}
-
-#[derive(Debug, Args)]
-pub struct Export {
-    /// The format: `hf` is a Hugging Face directory, into whose weights adapters are merged; `peft` holds the adapters
-    /// alone
-    #[arg(long, value_enum, default_value = "hf")]
-    pub format: ExportFormat,
-    /// Directory for the model
-    #[arg(long, value_name = "DIRECTORY")]
-    pub output: PathBuf,
-    /// Element type of the weights; by default that of the weights that are read
-    #[arg(long, value_enum)]
-    pub dtype: Option<ExportType>,
-    /// Maximum size of a file of weights
-    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_bytes)]
-    pub shard_size: u64,
-    /// `load_parameters_path=…`, and keys that describe the model of a bare checkpoint
-    #[arg(value_name = "CONFIG.yml | KEY=VALUE")]
-    pub settings: Vec<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ExportFormat {
-    Hf,
-    Peft,
-}
-
-/// An element type for exported weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ExportType {
-    Float32,
-    Bfloat16,
-    Float16,
-}
-
-impl ExportType {
-    /// The element type.
-    pub fn dtype(self) -> DType {
-        match self {
-            Self::Float32 => DType::F32,
-            Self::Bfloat16 => DType::BF16,
-            Self::Float16 => DType::F16,
-        }
-    }
-}
-
-#[derive(Debug, Args)]
-pub struct Import {
-    /// Directory for the checkpoint
-    #[arg(long, value_name = "DIRECTORY")]
-    pub output: PathBuf,
-    /// `load_parameters_path=…`, and keys such as `scan_layers` and `weight_dtype`
-    #[arg(value_name = "CONFIG.yml | KEY=VALUE")]
-    pub settings: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-pub struct Inspect {
-    /// A Hugging Face directory, a file of weights, a run or one of its checkpoints
-    #[arg(value_name = "PATH")]
-    pub path: PathBuf,
-    /// Write one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct CheckpointDiff {
-    /// A Hugging Face directory, a file of weights, a run or one of its checkpoints
-    #[arg(value_name = "A")]
-    pub left: PathBuf,
-    /// The other checkpoint
-    #[arg(value_name = "B")]
-    pub right: PathBuf,
-    /// Compare all numbers of the tensors that are in both
-    #[arg(long)]
-    pub values: bool,
-    /// Write one JSON object
-    #[arg(long)]
-    pub json: bool,
 }
 
 #[derive(Debug, Subcommand)]

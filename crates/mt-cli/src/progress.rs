@@ -1,11 +1,17 @@
-//! Progress of work before the first step, on standard error.
+//! Progress of work before the first step and of copies of checkpoints, on standard error.
 
 use std::{
     io::{self, IsTerminal, Write},
-    sync::{Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::Ordering,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
+use mt_checkpoint::CopiedBytes;
 use mt_data::{Progress, Task};
 
 /// Shorter work shows no progress.
@@ -67,6 +73,51 @@ impl DataProgress {
     }
 }
 
+/// Shows how much of a checkpoint is copied: a bar on a terminal, periodic lines elsewhere.
+pub struct CopyProgress {
+    /// Dropped to end the thread.
+    stop: mpsc::Sender<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl CopyProgress {
+    /// Starts to show the progress of a copy of `total` bytes.
+    pub fn start(work: &'static str, copied: &CopiedBytes, total: u64) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        let copied = Arc::clone(copied);
+        let show = move || {
+            let is_terminal = io::stderr().is_terminal();
+            let tick = TICKS[usize::from(!is_terminal)];
+            let mut wait = QUIET.max(tick);
+            while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+                wait = tick;
+                let done = copied.load(Ordering::Relaxed).min(total);
+                let text = format!("{work}: {} of {}", megabytes(done), megabytes(total));
+                // If standard error is closed, progress is not shown.
+                let _ = match is_terminal {
+                    true => write!(io::stderr(), "\r\x1b[K{}{text}", bar_of(done, total)),
+                    false => writeln!(io::stderr(), "{text}"),
+                };
+            }
+            if is_terminal {
+                let _ = write!(io::stderr(), "\r\x1b[K");
+            }
+        };
+        // Without a thread, progress is not shown.
+        let thread = std::thread::Builder::new().name("progress".to_owned()).spawn(show).ok();
+        Self { stop, thread }
+    }
+
+    /// Removes the bar.
+    pub fn end(self) {
+        drop(self.stop);
+        if let Some(thread) = self.thread {
+            // The thread has nothing to report.
+            let _ = thread.join();
+        }
+    }
+}
+
 /// Removes the bar from a terminal.
 fn clear(current: &Current) {
     if current.shown.is_some() && io::stderr().is_terminal() {
@@ -76,13 +127,22 @@ fn clear(current: &Current) {
 }
 
 fn bar(progress: Progress) -> String {
-    let Some(total) = progress.total.filter(|total| *total > 0) else { return String::new() };
-    let full = (u128::from(progress.done) * u128::from(BAR) / u128::from(total)).min(BAR.into()) as usize;
+    progress.total.map_or_else(String::new, |total| bar_of(progress.done, total))
+}
+
+fn bar_of(done: u64, total: u64) -> String {
+    if total == 0 {
+        return String::new();
+    }
+    let full = (u128::from(done) * u128::from(BAR) / u128::from(total)).min(BAR.into()) as usize;
     format!("{}{} ", "━".repeat(full), "─".repeat(BAR as usize - full))
 }
 
+fn megabytes(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
 fn text(progress: Progress) -> String {
-    let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
     let (work, amount): (&str, &dyn Fn(u64) -> String) = match progress.task {
         Task::IndexFiles => ("reading the data", &megabytes),
         Task::CountWords => ("training the tokenizer: counting words", &megabytes),

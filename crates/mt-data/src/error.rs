@@ -105,6 +105,10 @@ pub enum DataError {
     #[error("cannot read the tokenizer `{path}`: {reason}{hint}")]
     Tokenizer { path: PathBuf, reason: String, hint: &'static str },
 
+    /// A tokenizer that llama.cpp cannot reproduce.
+    #[error("the tokenizer {tokenizer} cannot be written as GGUF: {reason}\nhint: {hint}")]
+    NotInGguf { tokenizer: String, reason: String, hint: String },
+
     /// A tokenizer of another kind than the configuration states.
     #[error(
         "`tokenizer_type` is `{asked}`, but `{path}` is {found}\nhint: use `tokenizer_type={kind}`, or name another \

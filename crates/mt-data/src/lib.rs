@@ -85,8 +85,9 @@ pub use stored_logits::{
 };
 pub use stream::{BatchSource, HeldOut, Position};
 pub use tokenizer::{
-    BYTE_LEVEL_SPECIAL_TOKENS, CompressedVocabulary, DecodeStream, EncodedDocument, SpecialTokens,
-    TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer, TokenizerKind, train_bpe,
+    BYTE_LEVEL_SPECIAL_TOKENS, CompressedVocabulary, DecodeStream, EncodedDocument, GgmlTokenKind,
+    GgmlVocabulary, SpecialTokens, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer, TokenizerKind,
+    train_bpe,
 };
 pub use user_function::UserFunction;
 pub use watch::{Progress, Task, Watch};

@@ -2,7 +2,7 @@
 //!
 //! Phase: trace. [`decoder`] holds the code that all families share: layers of `mt-nn`, wired as a
 //! [`decoder::DecoderConfig`] describes, scanned or unrolled, with caches. [`families`] turns the configuration into
-//! each family's description and names its parameters in checkpoints. [`hugging_face`] reads and writes the directories
+//! each family's description and names its parameters in checkpoints. [`gguf`] writes the files of llama.cpp, and [`hugging_face`] reads and writes the directories
 //! of published models. Crates above see a [`Model`]: a list of parameters and functions from tokens to logits.
 
 #![forbid(unsafe_code)]
@@ -10,6 +10,7 @@
 pub mod decoder;
 mod description;
 pub mod families;
+pub mod gguf;
 pub mod hugging_face;
 mod layer_output;
 mod model;

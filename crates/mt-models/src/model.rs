@@ -79,6 +79,17 @@ pub enum ModelError {
     )]
     NotDescribable { model_type: String, differing: Vec<String> },
     #[error(
+        "llama.cpp has no architecture for models of the type `{model_type}`{}\nhint: `--format gguf` writes {}",
+        if model_type == "granite" { " with logits or attention of their own scale (`normalize_embedding_logits`, `query_pre_attn_scalar`)" } else { "" },
+        known.join(", ")
+    )]
+    NoGgufFamily { model_type: String, known: Vec<&'static str> },
+    #[error(
+        "llama.cpp's architecture `{architecture}` does not compute this model, because it has no {}\nhint: train without the keys that cause this, or export a Hugging Face directory (`--format hf`)",
+        lost.join(", ")
+    )]
+    NotInGguf { architecture: String, lost: Vec<String> },
+    #[error(
         "the Hugging Face format of this family has no name for the parameter `{role}`\nhint: leave out the key that adds it, such as `attention_bias` or `mlp_bias`"
     )]
     NoTensorName { role: String },

@@ -13,6 +13,7 @@ use mt_shape::HostArray;
 
 use crate::{
     error::{CheckpointError, Result},
+    gguf::{self, GgufFile},
     item::StoredValue,
     locate::SkippedStep,
     read::Checkpoint,
@@ -32,6 +33,8 @@ pub enum WeightsSource {
     Torch(TorchFile),
     /// The `consolidated.*.pth` files of a directory.
     TorchDirectory(TorchCheckpoint),
+    /// A file of llama.cpp.
+    Gguf(GgufFile),
     /// An Orbax checkpoint, such as a run of this program.
     Orbax(Checkpoint),
 }
@@ -41,6 +44,7 @@ pub enum WeightsSource {
 pub enum SourceKind {
     Safetensors,
     Torch,
+    Gguf,
     Orbax,
 }
 
@@ -108,7 +112,7 @@ impl WeightsSource {
     pub fn skipped(&self) -> &[SkippedStep] {
         match self {
             Self::Orbax(checkpoint) => checkpoint.skipped(),
-            Self::Safetensors(_) | Self::Torch(_) | Self::TorchDirectory(_) => &[],
+            Self::Safetensors(_) | Self::Torch(_) | Self::TorchDirectory(_) | Self::Gguf(_) => &[],
         }
     }
 
@@ -132,6 +136,10 @@ impl WeightsSource {
             Self::Torch(file) => {
                 let tensors = file.tensors().iter().map(|tensor| listed(tensor, None)).collect();
                 listing(file.path(), SourceKind::Torch, tensors)
+            }
+            Self::Gguf(file) => {
+                let tensors = file.tensors().iter().map(|tensor| listed(tensor, None)).collect();
+                listing(file.path(), SourceKind::Gguf, tensors)
             }
             Self::TorchDirectory(checkpoint) => {
                 let tensors = checkpoint.files().iter().flat_map(|file| {
@@ -171,6 +179,7 @@ impl WeightsSource {
         match self {
             Self::Safetensors(weights) => weights.read(name),
             Self::Torch(file) => file.read(name),
+            Self::Gguf(file) => file.read(name),
             Self::TorchDirectory(checkpoint) => match checkpoint.files() {
                 [file] => file.read(name),
                 files => {
@@ -190,6 +199,7 @@ impl WeightsSource {
         match extension {
             Some("safetensors") => return WeightsDirectory::open(path).map(Self::Safetensors),
             Some("pth" | "pt" | "bin") => return TorchFile::open(path).map(Self::Torch),
+            Some("gguf") => return GgufFile::open(path).map(Self::Gguf),
             _ => {}
         }
         // Downloads may be stored under a digest instead of a name.
@@ -200,10 +210,13 @@ impl WeightsSource {
         if start.starts_with(b"PK") {
             return TorchFile::open(path).map(Self::Torch);
         }
+        if start.starts_with(gguf::MAGIC) {
+            return GgufFile::open(path).map(Self::Gguf);
+        }
         if start.get(8..10) == Some(b"{\"") {
             return WeightsDirectory::open(path).map(Self::Safetensors);
         }
-        let reason = "the file is neither of safetensors nor of PyTorch".to_owned();
+        let reason = "the file is neither of safetensors nor of PyTorch nor of llama.cpp (GGUF)".to_owned();
         Err(CheckpointError::NoWeights { path: path.to_owned(), reason })
     }
 }

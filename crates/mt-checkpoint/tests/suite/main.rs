@@ -1,9 +1,11 @@
 //! Saving and restoring, interruptions of both, and weights of other programs.
 
+mod copies;
 mod crash;
 mod damage;
 mod describe;
 mod faults;
+mod gguf;
 mod goldens;
 mod locate;
 mod orbax;

@@ -36,8 +36,9 @@ fn export(source: &str, output: &Path, original: &str, further: &[&str]) -> Stri
 
 #[test]
 fn help_has_examples() {
-    check_output(&["checkpoint", "-h"], &["Examples:", "inspect", "diff", "verify", "export", "import"]);
-    for command in ["inspect", "diff", "verify", "export", "import"] {
+    let commands = ["inspect", "diff", "verify", "params-only", "reshard", "average", "export", "import"];
+    check_output(&["checkpoint", "-h"], &[&["Examples:"], &commands[..]].concat());
+    for command in commands {
         check_output(
             &["checkpoint", command, "--help"],
             &["Examples:", &format!("maxtext checkpoint {command}")],

@@ -1,6 +1,7 @@
 //! The binary as users see it: exit statuses, messages, help.
 
 mod checkpoint;
+mod checkpoint_copies;
 mod compile;
 mod completion;
 mod configuration;

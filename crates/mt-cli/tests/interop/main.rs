@@ -3,6 +3,7 @@
 
 #[cfg(feature = "clients")]
 mod clients;
+mod gguf;
 #[path = "../../../mt-checkpoint/tests/interop/python.rs"]
 mod python;
 mod serve;

@@ -26,4 +26,5 @@ pub use source::{check_files, has_tensor, num_prediction_modules};
 pub use tensors::{
     FileTensor, Lanes, TensorSection, adapter_tensors, file_tensors, section_blocks, tensor_bytes,
 };
+pub(crate) use weights::for_each_tensor;
 pub use weights::{Weights, generation_config, is_hugging_face, write_adapters, write_weights};

@@ -528,6 +528,24 @@ fn write_tensors(
         dims: tensor.dims.clone(),
     });
     let mut writer = WeightsWriter::create(directory, announced.collect(), options)?;
+    for_each_tensor(tensors, specs, arrays, type_of, |tensor, values| {
+        Ok(writer.write(&tensor.name, &values)?)
+    })?;
+    Ok(writer.finish()?)
+}
+
+/// Calls `visit` with each tensor and its values, when all its sections are on the host. `type_of` is the type of a
+/// parameter's values.
+///
+/// # Errors
+/// A copy fails, or `visit` does.
+pub(crate) fn for_each_tensor(
+    tensors: &[FileTensor],
+    specs: &[(mt_shape::Path, ParamSpec)],
+    arrays: &[Array],
+    type_of: impl Fn(usize) -> DType,
+    mut visit: impl FnMut(&FileTensor, HostArray) -> Result<(), StateError>,
+) -> Result<(), StateError> {
     let mut of_parameters: Vec<Vec<(&FileTensor, usize)>> = arrays.iter().map(|_| Vec::new()).collect();
     for tensor in tensors {
         for (position, section) in tensor.sections.iter().enumerate() {
@@ -556,11 +574,11 @@ fn write_tensors(
                 let mut sections = waiting.remove(tensor.name.as_str()).unwrap_or_default();
                 sections.sort_by_key(|(position, _)| *position);
                 let sections: Vec<HostArray> = sections.into_iter().map(|(_, values)| values).collect();
-                writer.write(&tensor.name, &tensor_bytes(tensor, dtype, &sections))?;
+                visit(tensor, tensor_bytes(tensor, dtype, &sections))?;
             }
         }
     }
-    Ok(writer.finish()?)
+    Ok(())
 }
 
 /// The blocks of a parameter that a tensor holds.

@@ -21,20 +21,21 @@ use mt_shape::DType;
 use serde_json::{Map, Value, json};
 
 use super::{
+    gguf,
     source::{Kind, Source},
     table::{bytes, counted},
 };
 use crate::{
-    arguments::{Export, ExportFormat},
+    arguments::{Export, ExportFormat, ExportType},
     commands::{report_loaded, say_installation},
     failure::{Failure, print},
 };
 
-const CONFIG: &str = "config.json";
+pub const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 
 /// Files that are copied from a published model's directory: those of the tokenizer, and the sampling defaults.
-const TAKEN_ALONG: &[&str] = &[
+pub const TAKEN_ALONG: &[&str] = &[
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -49,13 +50,24 @@ const TAKEN_ALONG: &[&str] = &[
 ];
 
 pub fn run(command: Export) -> Result<(), Failure> {
+    if command.format == ExportFormat::Gguf {
+        return gguf::run(command);
+    }
     let directory = &command.output;
     check_target(directory)?;
     let source = Source::of(command.settings)?;
     if command.format == ExportFormat::Peft {
         return export_adapters(&source, directory, command.dtype.is_some());
     }
-    let dtype = command.dtype.map_or_else(|| source.dtype(), |dtype| dtype.dtype());
+    let dtype = match command.dtype.map(ExportType::dtype) {
+        Some(None) => {
+            return Err(Failure::user(
+                "`--dtype q8_0` is a type of GGUF\nhint: add `--format gguf`, or use `--dtype bfloat16`",
+            ));
+        }
+        Some(Some(dtype)) => dtype,
+        None => source.dtype(),
+    };
     let mut load = LoadConfig::from_config(&source.config)?;
     // Weights that are read in the type in which they are written are rounded at most once.
     load.model.weight_dtype = dtype;
@@ -106,7 +118,7 @@ fn export_adapters(source: &Source, directory: &Path, has_type: bool) -> Result<
 }
 
 /// Refuses a file, or a directory that contains a model or a run, before anything is read.
-fn check_target(directory: &Path) -> Result<(), Failure> {
+pub fn check_target(directory: &Path) -> Result<(), Failure> {
     if directory.is_file() {
         let path = directory.display();
         return Err(Failure::user(format!(
@@ -198,10 +210,7 @@ fn describe(source: &Source, group: &ModelGroup, dtype: DType, files: &mut Files
         }
     }
     check_described(&made, decoder.config(), group)?;
-    let declared = source.given.context_length.then_some(group.positions.max_position_embeddings);
-    if made.contains_key("max_position_embeddings") {
-        made.insert("max_position_embeddings".into(), context_length(group, declared).into());
-    }
+    set_context_length(&mut made, group, source.given.context_length);
     let tokenizer = tokenizer(source, files)?;
     let ids = special_ids(tokenizer.as_ref());
     made.extend(ids.clone());
@@ -212,6 +221,27 @@ fn describe(source: &Source, group: &ModelGroup, dtype: DType, files: &mut Files
     }
     files.add_object(GENERATION_CONFIG, &generation);
     Ok(())
+}
+
+/// The `config.json` that describes a model, without the ids of special tokens.
+pub fn described_config(
+    source: &Source,
+    group: &ModelGroup,
+    dtype: DType,
+) -> Result<Map<String, Value>, Failure> {
+    let decoder = build_decoder(group)?;
+    let mut made = config_of(group, decoder.config(), dtype).ok_or(ModelError::NoHuggingFaceForm)?;
+    check_described(&made, decoder.config(), group)?;
+    let is_declared = source.given.context_length || matches!(source.kind, Kind::Published(_));
+    set_context_length(&mut made, group, is_declared);
+    Ok(made)
+}
+
+fn set_context_length(made: &mut Map<String, Value>, group: &ModelGroup, is_declared: bool) {
+    let declared = is_declared.then_some(group.positions.max_position_embeddings);
+    if made.contains_key("max_position_embeddings") {
+        made.insert("max_position_embeddings".into(), context_length(group, declared).into());
+    }
 }
 
 /// The published `config.json` with the written element type, which is not quantized. For a multimodal model, only the text model's weights are
@@ -243,10 +273,10 @@ fn updated_config(path: &Path, made: &Map<String, Value>) -> Result<Map<String, 
     Ok(config)
 }
 
-/// The tokenizer of the model. Its files are added.
-fn tokenizer(source: &Source, files: &mut Files) -> Result<Option<Tokenizer>, Failure> {
+/// The tokenizer of the model, if one is known.
+pub fn tokenizer_of(source: &Source) -> Result<Option<Tokenizer>, Failure> {
     let named = TokenizerGroup::from_config(&source.config).ok();
-    let tokenizer = match &source.kind {
+    Ok(match &source.kind {
         Kind::Published(directory) => {
             Tokenizer::is_saved_in(directory).then(|| Tokenizer::load(directory)).transpose()?
         }
@@ -260,7 +290,12 @@ fn tokenizer(source: &Source, files: &mut Files) -> Result<Option<Tokenizer>, Fa
             }
             None => None,
         },
-    };
+    })
+}
+
+/// The tokenizer of the model. Its files are added.
+fn tokenizer(source: &Source, files: &mut Files) -> Result<Option<Tokenizer>, Failure> {
+    let tokenizer = tokenizer_of(source)?;
     let Some(tokenizer) = tokenizer else {
         say!("note: no tokenizer is known, so none is written; name one with `tokenizer_path`");
         return Ok(None);

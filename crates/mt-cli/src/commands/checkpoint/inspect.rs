@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mt_checkpoint::{ListedTensor, Listing, SourceKind, Totals, WeightsSource};
+use mt_checkpoint::{GgufValue, ListedTensor, Listing, SourceKind, Totals, WeightsSource};
 use mt_models::hugging_face::quantization_of;
 use serde_json::{Map, Value, json};
 
@@ -18,10 +18,42 @@ pub fn run(arguments: &Inspect) -> Result<(), Failure> {
     report_loaded(source.skipped(), &[], None);
     let mut listing = source.listing()?;
     listing.tensors.sort_by(|left, right| by_name(&left.name, &right.name));
+    let metadata = metadata(&source);
     if arguments.json {
-        return print(&format!("{:#}", object(&listing)));
+        let mut object = object(&listing);
+        if !metadata.is_empty() {
+            object["metadata"] = metadata.into();
+        }
+        return print(&format!("{object:#}"));
     }
-    print(&text(&listing))
+    let mut text = text(&listing);
+    if !metadata.is_empty() {
+        let values =
+            metadata.iter().map(|(key, value)| format!("\n  {key}: {}", mt_config::value_text(value)));
+        text.extend(std::iter::once("\nmetadata:".to_owned()).chain(values));
+    }
+    print(&text)
+}
+
+/// The metadata of a GGUF file. An array, such as a vocabulary, is shown by its length.
+fn metadata(source: &WeightsSource) -> Map<String, Value> {
+    let WeightsSource::Gguf(file) = source else { return Map::new() };
+    let shown = |value: &GgufValue| match value {
+        GgufValue::U8(value) => (*value).into(),
+        GgufValue::I8(value) => (*value).into(),
+        GgufValue::U16(value) => (*value).into(),
+        GgufValue::I16(value) => (*value).into(),
+        GgufValue::U32(value) => (*value).into(),
+        GgufValue::I32(value) => (*value).into(),
+        GgufValue::U64(value) => (*value).into(),
+        GgufValue::I64(value) => (*value).into(),
+        GgufValue::F32(value) => (*value).into(),
+        GgufValue::F64(value) => (*value).into(),
+        GgufValue::Bool(value) => (*value).into(),
+        GgufValue::Text(text) => text.clone().into(),
+        GgufValue::Array(_, values) => Value::from(format!("array of {}", values.len())),
+    };
+    file.metadata().iter().map(|(key, value)| (key.clone(), shown(value))).collect()
 }
 
 /// The method of quantization of the listed weights. A description that cannot be read is not the concern of a list.
@@ -34,6 +66,7 @@ pub fn kind_name(kind: SourceKind) -> &'static str {
     match kind {
         SourceKind::Safetensors => "safetensors",
         SourceKind::Torch => "PyTorch",
+        SourceKind::Gguf => "GGUF",
         SourceKind::Orbax => "Orbax",
     }
 }

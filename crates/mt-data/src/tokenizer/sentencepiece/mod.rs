@@ -12,7 +12,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use normalizer::{Normalized, Normalizer, SPACE};
-use proto::{ModelProto, Piece, PieceKind};
+use proto::Piece;
+pub(super) use proto::{ModelProto, PieceKind};
 
 use super::merge::{Symbol, join};
 use super::trie::{ByteTrie, character_length};

@@ -2,7 +2,7 @@
 
 /// The content of the file.
 #[derive(Debug, Default)]
-pub(super) struct ModelProto {
+pub(in crate::tokenizer) struct ModelProto {
     pub pieces: Vec<Piece>,
     pub trainer: Trainer,
     pub normalizer: NormalizerSpec,
@@ -10,7 +10,7 @@ pub(super) struct ModelProto {
 }
 
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(in crate::tokenizer) struct Piece {
     pub text: String,
     pub score: f32,
     pub kind: PieceKind,
@@ -18,7 +18,7 @@ pub(super) struct Piece {
 
 /// The values of the file's enumeration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PieceKind {
+pub(in crate::tokenizer) enum PieceKind {
     Normal = 1,
     Unknown = 2,
     Control = 3,
@@ -28,7 +28,7 @@ pub(super) enum PieceKind {
 }
 
 #[derive(Debug)]
-pub(super) struct Trainer {
+pub(in crate::tokenizer) struct Trainer {
     /// 1 unigram, 2 byte pair encoding, 3 words, 4 characters.
     pub model_type: u64,
     pub byte_fallback: bool,
@@ -54,7 +54,7 @@ impl Default for Trainer {
 }
 
 #[derive(Debug)]
-pub(super) struct NormalizerSpec {
+pub(in crate::tokenizer) struct NormalizerSpec {
     /// A trie of the replaced strings, and the replacements.
     pub charsmap: Vec<u8>,
     pub add_dummy_prefix: bool,
@@ -76,7 +76,7 @@ enum Field<'a> {
 }
 
 impl ModelProto {
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
+    pub(in crate::tokenizer) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let mut model = Self::default();
         fields(bytes, |number, field| {
             match (number, field) {
