@@ -82,6 +82,12 @@ impl Disk {
         })
     }
 
+    /// Copies a file, and flushes the copy.
+    pub fn copy_file(&self, from: &Path, to: &Path) -> Result<()> {
+        self.run(DiskOperation::Write, "write", to, || fs::copy(from, to).map(|_| ()))?;
+        self.run(DiskOperation::Sync, "flush", to, || File::open(to)?.sync_all())
+    }
+
     pub fn sync_file(&self, path: &Path, file: &File) -> Result<()> {
         self.run(DiskOperation::Sync, "flush", path, || file.sync_all())
     }

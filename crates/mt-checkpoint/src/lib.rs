@@ -49,6 +49,7 @@ mod ocdbt;
 mod plan;
 mod read;
 mod region;
+mod retention;
 mod safetensors;
 mod save;
 mod store;
@@ -68,7 +69,9 @@ pub use fingerprint::fingerprint;
 pub use gguf::{GgufFile, GgufTensor, GgufType, GgufValue, GgufWriter, WrittenGguf};
 pub use item::{CheckpointItem, StoredEntry, StoredValue};
 pub use keys::{KeySegment, entry_name};
-pub use locate::{Latest, SkippedStep, checkpoints_directory, complete_steps, latest_valid, open_latest};
+pub use locate::{
+    Latest, SkippedStep, checkpoints_directory, complete_steps, latest_valid, latest_valid_of, open_latest,
+};
 pub use lock::RunLock;
 pub use manager::{CheckpointManager, ManagerOptions, SaveReport};
 pub use metadata::Empty;

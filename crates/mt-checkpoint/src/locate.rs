@@ -21,6 +21,8 @@ const ITEMS: [&str; 4] = [STATE_ITEM, "state", "pytree", "model_params"];
 #[derive(Clone, Debug)]
 pub struct SkippedStep {
     pub step: u64,
+    /// The directory of the step.
+    pub path: PathBuf,
     pub reason: Arc<CheckpointError>,
 }
 
@@ -116,32 +118,59 @@ pub fn open_latest(checkpoints: &Path) -> Result<Option<Latest<Checkpoint>>> {
     Ok(latest.map(Latest::telling))
 }
 
+/// As [`latest_valid`], for steps of several checkpoints directories. If several ones have a step, the first is
+/// tried first.
+///
+/// # Errors
+/// As for [`latest_valid`].
+pub fn latest_valid_of<T>(
+    directories: &[&Path],
+    mut attempt: impl FnMut(&Checkpoint) -> Result<T>,
+) -> Result<Option<Latest<T>>> {
+    newest_of(directories, |checkpoint| attempt(&checkpoint))
+}
+
 /// As [`latest_valid`], for an attempt that keeps the checkpoint.
 pub(crate) fn newest<T>(
     checkpoints: &Path,
+    attempt: impl FnMut(Checkpoint) -> Result<T>,
+) -> Result<Option<Latest<T>>> {
+    newest_of(&[checkpoints], attempt)
+}
+
+fn newest_of<T>(
+    directories: &[&Path],
     mut attempt: impl FnMut(Checkpoint) -> Result<T>,
 ) -> Result<Option<Latest<T>>> {
     let mut listings = 0;
     'listing: loop {
         listings += 1;
         let mut skipped = Vec::new();
-        for step in complete_steps(checkpoints)?.into_iter().rev() {
+        let mut steps = Vec::new();
+        for (index, directory) in directories.iter().enumerate() {
+            steps.extend(complete_steps(directory)?.into_iter().map(|step| (step, index)));
+        }
+        steps.sort_unstable_by_key(|(step, index)| (std::cmp::Reverse(*step), *index));
+        for (step, index) in steps {
+            let checkpoints = directories[index];
             let reason = match Checkpoint::open(checkpoints, step).and_then(&mut attempt) {
                 Ok(value) => return Ok(Some(Latest { step, value, skipped })),
                 Err(reason) => reason,
             };
-            if !checkpoints.join(step.to_string()).exists() && listings < MOST_LISTINGS {
+            let path = checkpoints.join(step.to_string());
+            if !path.exists() && listings < MOST_LISTINGS {
                 continue 'listing;
             }
             if !reason.is_corruption() {
                 return Err(reason);
             }
-            skipped.push(SkippedStep { step, reason: Arc::new(reason) });
+            skipped.push(SkippedStep { step, path, reason: Arc::new(reason) });
         }
         if skipped.is_empty() {
             return Ok(None);
         }
-        return Err(CheckpointError::NothingValid { directory: checkpoints.to_owned(), skipped });
+        let directory = directories.last().copied().unwrap_or(Path::new("")).to_owned();
+        return Err(CheckpointError::NothingValid { directory, skipped });
     }
 }
 

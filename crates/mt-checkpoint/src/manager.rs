@@ -17,6 +17,7 @@ use crate::{
     lock::RunLock,
     metadata::{self, STATE_ITEM, SUCCESS_FILE, TEMPORARY_SUFFIX},
     plan::{self, PlannedItem},
+    retention::{Evaluations, Retention},
     save::{CommitGate, JsonItem, SaveRequest, StepWriter},
     zarr::StorageFormat,
 };
@@ -26,6 +27,12 @@ use crate::{
 pub struct ManagerOptions {
     /// The number of steps to keep; the oldest are deleted first. `None` keeps all.
     pub max_to_keep: Option<usize>,
+    /// Steps that are multiples of this number are kept in addition.
+    pub keep_period: Option<u64>,
+    /// The number of steps with the best evaluations that are kept in addition.
+    pub keep_best: usize,
+    /// The directory that steps are moved to instead of being deleted.
+    pub aside: Option<PathBuf>,
     /// Write in the background.
     pub asynchronous: bool,
     /// Threads that compress and write arrays.
@@ -41,6 +48,9 @@ impl Default for ManagerOptions {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             max_to_keep: None,
+            keep_period: None,
+            keep_best: 0,
+            aside: None,
             asynchronous: true,
             threads: processors.min(4),
             format: StorageFormat::default(),
@@ -59,7 +69,7 @@ pub struct SaveReport {
     pub bytes: u64,
     /// Time from the request to the commit.
     pub duration: Duration,
-    /// Older steps deleted afterwards.
+    /// Older steps that were deleted, or moved aside, afterwards.
     pub deleted: Vec<u64>,
 }
 
@@ -72,6 +82,7 @@ pub struct CheckpointManager {
     options: ManagerOptions,
     in_flight: Option<(u64, JoinHandle<Result<SaveReport>>)>,
     cancelled: Arc<AtomicBool>,
+    evaluations: Evaluations,
 }
 
 impl CheckpointManager {
@@ -95,7 +106,11 @@ impl CheckpointManager {
         // Detects an unwritable directory now, not after an hour of training.
         let probe = directory.join(format!("probe{TEMPORARY_SUFFIX}"));
         std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe)).map_err(unwritable)?;
-        Ok(Self { directory, disk, options, in_flight: None, cancelled: Arc::default() })
+        let evaluations = match options.keep_best {
+            0 => Evaluations::default(),
+            _ => Evaluations::load(&directory, &disk)?,
+        };
+        Ok(Self { directory, disk, options, in_flight: None, cancelled: Arc::default(), evaluations })
     }
 
     /// The checkpoints directory.
@@ -156,7 +171,7 @@ impl CheckpointManager {
             step,
             threads: self.options.threads.max(1),
             format: self.options.format,
-            max_to_keep: self.options.max_to_keep,
+            retention: self.retention(),
             cancelled: Arc::clone(&self.cancelled),
             started,
         };
@@ -181,6 +196,69 @@ impl CheckpointManager {
             Some((_, thread)) if thread.is_finished() => self.wait_until_finished(),
             _ => Ok(None),
         }
+    }
+
+    /// Whether no save is in progress. [`Self::poll`] ends one that is complete.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_none()
+    }
+
+    /// Writes further steps in the background, whatever the options say.
+    pub fn set_asynchronous(&mut self) {
+        self.options.asynchronous = true;
+    }
+
+    /// As [`Self::wait_until_finished`], but gives up the save in progress at `deadline`. Its files are removed, here or by
+    /// the next run.
+    ///
+    /// # Errors
+    /// The save failed, or was given up: [`CheckpointError::Cancelled`].
+    pub fn wait_until(&mut self, deadline: Instant) -> Result<Option<SaveReport>> {
+        // The writer notices that it is cancelled before each piece that it writes.
+        const TICK: Duration = Duration::from_millis(5);
+        while let Some((_, thread)) = &self.in_flight
+            && !thread.is_finished()
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(TICK);
+        }
+        match &self.in_flight {
+            Some((step, thread)) if !thread.is_finished() => {
+                let step = *step;
+                self.cancelled.store(true, Ordering::Relaxed);
+                self.in_flight = None;
+                Err(CheckpointError::Cancelled { step })
+            }
+            _ => self.wait_until_finished(),
+        }
+    }
+
+    /// Records the loss of an evaluation of the parameters after a step. The steps with the lowest losses are kept.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn record_evaluation(&mut self, step: u64, loss: f64) -> Result<()> {
+        if self.options.keep_best == 0 || !loss.is_finite() {
+            return Ok(());
+        }
+        self.evaluations.losses.insert(step, loss);
+        self.evaluations.save(&self.directory, &self.disk)
+    }
+
+    /// Whether a step with this loss would be kept as one of the best.
+    ///
+    /// # Errors
+    /// The directory cannot be listed.
+    pub fn is_among_best(&self, loss: f64) -> Result<bool> {
+        let steps = self.steps()?;
+        let is_better = |step: &&u64| self.evaluations.losses.get(step).is_some_and(|other| *other <= loss);
+        let better = steps.iter().filter(is_better);
+        Ok(loss.is_finite() && better.count() < self.options.keep_best)
+    }
+
+    fn retention(&self) -> Retention {
+        let ManagerOptions { max_to_keep, keep_period, keep_best, aside, .. } = self.options.clone();
+        Retention { max_to_keep, keep_period, keep_best, aside, losses: self.evaluations.losses.clone() }
     }
 
     /// Waits for the save in progress and returns its report.
@@ -222,7 +300,7 @@ struct Job {
     step: u64,
     threads: usize,
     format: StorageFormat,
-    max_to_keep: Option<usize>,
+    retention: Retention,
     cancelled: Arc<AtomicBool>,
     started: Instant,
 }
@@ -262,28 +340,11 @@ impl Job {
             // The first error is reported. The next run removes leftovers that cannot be removed now.
             let _ = std::fs::remove_dir_all(&temporary);
             let has_others = locate::complete_steps(&self.directory).is_ok_and(|steps| steps.len() > 1);
-            error.of_save(self.step, has_others && self.max_to_keep != Some(1))
+            error.of_save(self.step, has_others && self.retention.max_to_keep != Some(1))
         })?;
         self.disk.sync_directory(&self.directory)?;
         let duration = self.started.elapsed();
-        let deleted = self.delete_old()?;
+        let deleted = self.retention.delete_old(&self.disk, &self.directory, self.step)?;
         Ok(SaveReport { step: self.step, path: self.destination, bytes, duration, deleted })
-    }
-
-    /// Deletes all but the newest steps. A step is renamed first, so a half-deleted one is never read.
-    fn delete_old(&self) -> Result<Vec<u64>> {
-        let Some(max_to_keep) = self.max_to_keep else { return Ok(Vec::new()) };
-        let mut steps = locate::complete_steps(&self.directory)?;
-        let num_old = steps.len().saturating_sub(max_to_keep.max(1));
-        steps.truncate(num_old);
-        // The step just saved stays even if, after resuming from an older step, it is not the newest.
-        steps.retain(|&step| step != self.step);
-        for step in &steps {
-            let doomed = self.directory.join(format!("{step}.delete{TEMPORARY_SUFFIX}"));
-            self.disk.rename(&self.directory.join(step.to_string()), &doomed)?;
-            self.disk.sync_directory(&self.directory)?;
-            self.disk.remove_directory(&doomed)?;
-        }
-        Ok(steps)
     }
 }

@@ -40,10 +40,10 @@ pub use groups::{
     ObjectiveGroup, OptimizerGroup, OptimizerSpace, OptimizerSpaceChoice, OptimizerType, OrpoForm,
     PackingType, Parallelism, PlacementGroup, PositionGroup, PreferenceAlgorithm, PreferenceGroup,
     PreferenceLoss, RecordKind, RematGroup, RematPolicy, RewardGroup, RewardType, RopeType, RoutedScores,
-    RunGroup, SamplingStrategy, ServeGroup, SftLoss, SpeculativeMethod, Teacher, TensorLocation,
-    TokenizerChoice, TokenizerGroup, TokenizerType, TrainConfig, TrainingObjective, WeightSchedule,
-    WsdDecayStyle, is_published_model, run_directory_of, saved_config_path, token_numbers_path,
-    tokenizer_directory,
+    RunGroup, SamplingStrategy, SavePeriod, SavingGroup, ServeGroup, SftLoss, SpeculativeMethod, Teacher,
+    TensorLocation, TokenizerChoice, TokenizerGroup, TokenizerType, TrainConfig, TrainingObjective,
+    WeightSchedule, WsdDecayStyle, is_published_model, run_directory_of, saved_config_path,
+    token_numbers_path, tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use named::{Named, model_names, nearest_names, preset_names};

@@ -243,7 +243,7 @@ fn features_that_are_not_built_are_refused_by_name() {
         ("dataset_type=grain", &["`grain`", "`dataset_type=synthetic`"]),
         ("profiler=nsys", &["profiles by Nsight Systems", "nsys profile maxtext train"]),
         ("ici_pipeline_parallelism=2", &["pipeline parallelism"]),
-        ("checkpoint_todelete_subdir=old", &["moving old checkpoints aside"]),
+        ("enable_single_replica_ckpt_restoring=true", &["restoring on one replica"]),
     ] {
         let config = resolved(
             &["dataset_type=synthetic"]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use mt_checkpoint::{
-    Checkpoint, CheckpointManager, Latest, SkippedStep, checkpoints_directory, latest_valid,
+    Checkpoint, CheckpointManager, Latest, SkippedStep, checkpoints_directory, latest_valid_of,
 };
 use mt_config::CheckpointGroup;
 use mt_data::Position;
@@ -34,6 +34,8 @@ pub(crate) fn kernels(runtime: &Runtime) -> Result<Option<String>, TrainError> {
 /// The run's own checkpoints, at least one.
 pub(crate) struct Resume<'a> {
     pub manager: &'a mut CheckpointManager,
+    /// Those on local storage, if the run has any.
+    pub local: Option<&'a mut CheckpointManager>,
 }
 
 /// The state with which a run begins.
@@ -108,8 +110,8 @@ pub(crate) fn restore(
         return restore_adapted(plan, runtime, (resume, sources), observer, first);
     }
     let First { initialize, .. } = first;
-    if let Some(Resume { manager }) = resume
-        && let Some(restored) = newest_whole(plan, runtime, manager, observer)?
+    if let Some(resume) = resume
+        && let Some(restored) = newest_whole(plan, runtime, resume, observer)?
     {
         return Ok(restored);
     }
@@ -120,7 +122,8 @@ pub(crate) fn restore(
             let state = TrainState::load(runtime, placement, layout, checkpoint)?;
             Ok(Restored { state, first_step: steps_done(checkpoint)?, resumed: None })
         };
-        let newest = checkpoints_directory(path)?.map(|directory| newest_that_loads(&directory, load));
+        let newest =
+            checkpoints_directory(path)?.map(|directory| newest_that_loads(&[directory.as_path()], load));
         let Some(latest) = newest.transpose()?.flatten() else { return load(&Checkpoint::open_path(path)?) };
         latest.skipped.iter().for_each(|skipped| warn_of_skipped(skipped, observer));
         return Ok(latest.value);
@@ -166,8 +169,8 @@ fn restore_adapted(
     };
     let load = |sources: &AdaptedParameters| in_memory(sources.load_base(runtime, &plan.placement)?);
     let sources = sources.adapted.as_ref();
-    if let Some(Resume { manager }) = resume
-        && let Some(mut restored) = newest_whole(plan, runtime, manager, observer)?
+    if let Some(resume) = resume
+        && let Some(mut restored) = newest_whole(plan, runtime, resume, observer)?
     {
         let arrays = match sources {
             Some(sources) => load(sources)?,
@@ -208,16 +211,20 @@ pub(crate) fn warn_of_skipped(skipped: &SkippedStep, observer: &Observer) {
     events::warn(observer, format!("checkpoint {} is skipped: {}", skipped.step, skipped.reason));
 }
 
-/// The newest checkpoint of the run that is undamaged. Damaged newer ones are set aside.
+/// The newest checkpoint of the run that is undamaged, here or on local storage. Damaged newer ones are set aside.
 fn newest_whole(
     plan: &TrainPlan,
     runtime: &Runtime,
-    manager: &mut CheckpointManager,
+    Resume { manager, local }: Resume<'_>,
     observer: &Observer,
 ) -> Result<Option<Restored>, TrainError> {
     let layout = &plan.state_rule.layout;
     let mut kernels_before = None;
-    let latest = newest_that_loads(manager.directory(), |checkpoint| {
+    // Local storage is faster, so it comes first where both have a step.
+    let mut managers: Vec<&CheckpointManager> = local.as_deref().into_iter().collect();
+    managers.push(manager);
+    let directories: Vec<&Path> = managers.iter().map(|manager| manager.directory()).collect();
+    let latest = newest_that_loads(&directories, |checkpoint| {
         let known = checkpoint.custom_metadata().get(KERNELS);
         kernels_before = known.and_then(|known| known.as_str().map(str::to_owned));
         resume_from(runtime, &plan.placement, layout, checkpoint)
@@ -225,7 +232,10 @@ fn newest_whole(
     let Some(latest) = latest else { return Ok(None) };
     for skipped in &latest.skipped {
         warn_of_skipped(skipped, observer);
-        manager.set_aside(skipped.step)?;
+        let is_of = |manager: &&&CheckpointManager| skipped.path.parent() == Some(manager.directory());
+        if let Some(manager) = managers.iter().find(is_of) {
+            manager.set_aside(skipped.step)?;
+        }
     }
     if let (Some(before), Some(now)) = (kernels_before, kernels(runtime)?)
         && before != now
@@ -239,12 +249,12 @@ fn newest_whole(
     Ok(Some(latest.value))
 }
 
-/// The newest checkpoint of a directory that `load` does not find damaged.
+/// The newest checkpoint of some directories that `load` does not find damaged.
 fn newest_that_loads<T>(
-    checkpoints: &Path,
+    checkpoints: &[&Path],
     mut load: impl FnMut(&Checkpoint) -> Result<T, TrainError>,
 ) -> Result<Option<Latest<T>>, TrainError> {
-    let latest = latest_valid(checkpoints, |checkpoint| match load(checkpoint) {
+    let latest = latest_valid_of(checkpoints, |checkpoint| match load(checkpoint) {
         Err(TrainError::Checkpoint(error)) => Err(error),
         Err(TrainError::State(mt_models::StateError::Checkpoint(error))) => Err(error),
         // Other failures concern all checkpoints alike.

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mt_checkpoint::CheckpointManager;
+use mt_checkpoint::{CheckpointError, CheckpointManager};
 use mt_data::{Awaited, Batch, BatchSource, HeldOut, Position, Prefetcher};
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
     measured::PendingMetrics,
     metrics::{MetricLogger, StepMeasurements, names},
     monitor::{Activity, GoodputSummary, Monitor},
-    run::{Ending, EvaluationSummary, Schedule},
+    run::{Ending, EvaluationSummary, LocalCheckpoints, Schedule},
     signals::StopSignal,
 };
 
@@ -34,6 +34,8 @@ pub(crate) struct Loop {
     // The logger and the manager are dropped before the trainer, which may wait for a compiling thread.
     pub logger: MetricLogger,
     pub manager: CheckpointManager,
+    /// Checkpoints on local storage, if the run has any.
+    pub local: Option<LocalCheckpoints>,
     pub trainer: Trainer,
     /// The replacement of a batch's answers by the student's own.
     pub answering: Option<Answering>,
@@ -90,6 +92,8 @@ struct State {
     evaluated: Option<u64>,
     /// The last step that was saved.
     saved: Option<u64>,
+    /// The time of the last save, or of the start.
+    saved_at: Instant,
 }
 
 impl Loop {
@@ -131,6 +135,7 @@ impl Loop {
             last_evaluation: None,
             evaluated: None,
             saved: None,
+            saved_at: Instant::now(),
         };
         let ending = loop {
             if let Some(ending) = self.turn(&mut state)? {
@@ -158,6 +163,7 @@ impl Loop {
         }
         // Reports the failure of a background save now instead of at the next save.
         self.manager.poll()?;
+        self.poll_local()?;
         if let Some(signal) = self.stop.received() {
             return Ok(Some(Ending::Stopped { signal }));
         }
@@ -191,17 +197,50 @@ impl Loop {
         let started = InFlight { step, rows: batch.rows, metrics, data_wait, began, ended: None };
         state.in_flight.push_back(started);
         self.finish_steps(state, self.trainer.plan.settings.run.max_inflight_computations - 1)?;
-        if Schedule::saves_after(&self.trainer.plan.settings, step) {
-            self.finish_steps(state, 0)?;
-            if state.health == Health::Finite {
-                self.save(state, step)?;
-            }
-        }
+        self.save_if_due(state, step)?;
         if self.monitor.waits_after(step) {
             self.finish_steps(state, 0)?;
         }
         self.monitor.end_step(step);
         Ok(None)
+    }
+
+    /// Saves the state after step `step` if a checkpoint is due, in the run's directory or on local storage.
+    fn save_if_due(&mut self, state: &mut State, step: u64) -> Result<(), TrainError> {
+        let plan = self.trainer.plan.clone();
+        let settings = &plan.settings;
+        let is_idle = self.manager.poll()?.is_some() || self.manager.is_idle();
+        if Schedule::saves_after(settings, step, is_idle, state.saved_at.elapsed()) {
+            self.finish_steps(state, 0)?;
+            if state.health == Health::Finite {
+                if let Some(local) = &mut self.local {
+                    // Host memory holds at most one copy of the state.
+                    local.manager.wait_until_finished()?;
+                    local.is_due = false;
+                }
+                self.save(state, step)?;
+            }
+            return Ok(());
+        }
+        let Some(local) = &mut self.local else { return Ok(()) };
+        local.is_due |= Schedule::saves_locally_after(settings, step, local.period);
+        // A save in progress holds a copy of the state; training does not wait for it.
+        if !local.is_due || !is_idle || !local.manager.is_idle() {
+            return Ok(());
+        }
+        self.finish_steps(state, 0)?;
+        if state.health == Health::Finite {
+            self.save_locally(state)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a save on local storage that is complete.
+    fn poll_local(&mut self) -> Result<(), TrainError> {
+        if let Some(local) = &mut self.local {
+            local.manager.poll()?;
+        }
+        Ok(())
     }
 
     /// The next batch; none after the last one, or if a signal stops the wait. Advances the data position.
@@ -240,19 +279,73 @@ impl Loop {
         if is_over && state.evaluated != Some(step) && is_due {
             ending = self.evaluate(&mut state)?.unwrap_or(ending);
         }
-        let last = step.checked_sub(1).filter(|last| state.saved != Some(*last) && *last >= first_step);
+        let is_here = |last: u64| -> Result<bool, TrainError> {
+            Ok(state.saved == Some(last) || last < first_step && self.manager.steps()?.contains(&last))
+        };
+        // A run that continued after its last step had it on local storage alone.
+        let last = match step.checked_sub(1) {
+            Some(last) if last >= first_step || self.local.is_some() => (!is_here(last)?).then_some(last),
+            _ => None,
+        };
         let wants_save = checkpoint.save_checkpoint_on_completion || matches!(ending, Ending::Stopped { .. });
         if let Some(last) = last
             && checkpoint.enable_checkpointing
             && wants_save
             && state.health == Health::Finite
         {
-            self.save(&mut state, last)?;
+            self.save_last(&mut state, last, &ending)?;
         }
         self.monitor.timeline.begin(Activity::Checkpoint);
         self.manager.wait_until_finished()?;
+        if let Some(local) = &mut self.local {
+            local.manager.wait_until_finished()?;
+        }
         let State { first_evaluation, last_evaluation, .. } = state;
         Ok(Progress { ending, steps: step, first_evaluation, last_evaluation, goodput: None })
+    }
+
+    /// Saves the checkpoint of the last step. A run that a signal stopped gives it up at the deadline, if there is one.
+    fn save_last(&mut self, state: &mut State, step: u64, ending: &Ending) -> Result<(), TrainError> {
+        let deadline = self.trainer.plan.settings.saving.deadline();
+        let deadline = match ending {
+            Ending::Stopped { .. } => self.stop.arrived().zip(deadline).map(|(arrived, time)| arrived + time),
+            _ => None,
+        };
+        let Some(deadline) = deadline else {
+            if let Some(local) = &mut self.local {
+                local.manager.wait_until_finished()?;
+            }
+            return self.save(state, step);
+        };
+        let given_up = |step| {
+            format!(
+                "the checkpoint of step {step} was not on the disk when `preemption_deadline_seconds` ended, and is \
+                 given up\nhint: the run resumes from an earlier one; raise the deadline, or save more often"
+            )
+        };
+        let wait = |manager: &mut CheckpointManager| match manager.wait_until(deadline) {
+            Err(CheckpointError::Cancelled { step }) => {
+                events::warn(&self.observer, given_up(step));
+                Ok(false)
+            }
+            Err(error) => Err(TrainError::from(error)),
+            Ok(_) => Ok(true),
+        };
+        let mut is_in_time = wait(&mut self.manager)?;
+        if let Some(local) = &mut self.local {
+            is_in_time &= wait(&mut local.manager)?;
+        }
+        if !is_in_time {
+            return Ok(());
+        }
+        // A save in the background can be given up.
+        self.manager.set_asynchronous();
+        self.save(state, step)?;
+        match self.manager.wait_until(deadline) {
+            Err(CheckpointError::Cancelled { step }) => events::warn(&self.observer, given_up(step)),
+            saved => _ = saved?,
+        }
+        Ok(())
     }
 
     /// The number of dispatched steps.
@@ -333,7 +426,35 @@ impl Loop {
         state.evaluated = Some(self.step());
         state.first_evaluation = state.first_evaluation.or(Some(summary));
         state.last_evaluation = Some(summary);
+        self.keep_if_best(state, summary.loss)?;
         Ok(self.target_reached(summary))
+    }
+
+    /// Records the loss of an evaluation, and saves its parameters if they are among the best that are kept.
+    fn keep_if_best(&mut self, state: &mut State, loss: f64) -> Result<(), TrainError> {
+        let settings = &self.trainer.plan.settings;
+        let is_kept = settings.saving.checkpoint_keep_best > 0 && settings.checkpoint.enable_checkpointing;
+        let Some(step) = self.step().checked_sub(1).filter(|_| is_kept) else { return Ok(()) };
+        // Retention of a save in progress does not know this evaluation.
+        self.manager.wait_until_finished()?;
+        let is_best = self.manager.is_among_best(loss)?;
+        self.manager.record_evaluation(step, loss)?;
+        if is_best && state.health == Health::Finite && !self.manager.steps()?.contains(&step) {
+            self.save(state, step)?;
+        }
+        Ok(())
+    }
+
+    /// Saves the state on local storage.
+    fn save_locally(&mut self, state: &State) -> Result<(), TrainError> {
+        let Some(local) = &mut self.local else { return Ok(()) };
+        let barrier = self.logger.barrier();
+        let gate = Box::new(move || barrier.flush().map_err(Into::into));
+        self.monitor.timeline.begin(Activity::Checkpoint);
+        self.trainer.save(&mut local.manager, Some(&state.position), Some(gate))?;
+        self.monitor.timeline.begin(Activity::Step);
+        local.is_due = false;
+        Ok(())
     }
 
     /// Saves the state after step `step`, whose metrics have been recorded and are finite.
@@ -345,6 +466,7 @@ impl Loop {
         self.trainer.save(&mut self.manager, Some(&state.position), Some(gate))?;
         self.monitor.timeline.begin(Activity::Step);
         state.saved = Some(step);
+        state.saved_at = Instant::now();
         Ok(())
     }
 }

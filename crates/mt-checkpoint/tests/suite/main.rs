@@ -9,6 +9,7 @@ mod gguf;
 mod goldens;
 mod locate;
 mod orbax;
+mod retention;
 mod round_trip;
 mod safetensors;
 mod support;

@@ -25,6 +25,7 @@ pub(crate) mod ramp;
 mod remat;
 mod reward;
 mod run;
+mod saving;
 mod serve;
 mod space;
 mod whole;
@@ -78,6 +79,7 @@ pub use run::{
     BroughtTokenizer, CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of,
     saved_config_path, token_numbers_path, tokenizer_directory,
 };
+pub use saving::{SavePeriod, SavingGroup};
 pub use serve::ServeGroup;
 pub use space::{OptimizerSpace, is_published_model};
 pub use whole::{DecodeConfig, LoadConfig, TrainConfig};
@@ -108,6 +110,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("DataGroup", DataGroup::KEYS, "train and tokenizer train"),
     ("TokenizerGroup", TokenizerGroup::KEYS, "train and decode"),
     ("CheckpointGroup", CheckpointGroup::KEYS, "train and decode"),
+    ("SavingGroup", SavingGroup::KEYS, "train"),
     ("PlacementGroup", PlacementGroup::KEYS, "train and decode"),
     ("ContextGroup", ContextGroup::KEYS, "train"),
     ("DecodeGroup", DecodeGroup::KEYS, "decode"),

@@ -7,7 +7,8 @@ use mt_shape::Topology;
 use super::{
     AheadGroup, AttentionType, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType,
     DebugGroup, DecodeGroup, DistillationGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup,
-    PlacementGroup, PreferenceGroup, RewardGroup, RunGroup, ServeGroup, TokenizerGroup, TokenizerType,
+    PlacementGroup, PreferenceGroup, RewardGroup, RunGroup, SavingGroup, ServeGroup, TokenizerGroup,
+    TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -60,6 +61,7 @@ command! {
         pub data: DataGroup,
         pub tokenizer: TokenizerGroup,
         pub checkpoint: CheckpointGroup,
+        pub saving: SavingGroup,
         pub placement: PlacementGroup,
         pub context: ContextGroup,
         pub monitor: MonitorGroup,

@@ -26,6 +26,36 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(1.0)
             .acts_on("checkpoint")
             .run_level(),
+            Key::optional_integer(
+                "checkpoint_keep_period",
+                "Steps that are multiples of this number keep their checkpoints, in addition to the newest ones.",
+            )
+            .at_least(1.0)
+            .only_with("max_num_checkpoints_to_keep", &[])
+            .acts_on("checkpoint")
+            .run_level()
+            .own(),
+            Key::integer(
+                "checkpoint_keep_best",
+                0,
+                "Number of checkpoints with the lowest evaluation losses to keep, in addition to the newest ones; \
+                 an evaluation among the best saves a checkpoint.",
+            )
+            .at_least(0.0)
+            .only_with("max_num_checkpoints_to_keep", &[])
+            .acts_on("checkpoint")
+            .run_level()
+            .own(),
+            Key::integer(
+                "preemption_deadline_seconds",
+                0,
+                "Seconds after SIGTERM, SIGINT, SIGUSR1 or SIGUSR2 within which the run ends: a checkpoint that \
+                 is not written by then is given up; 0 for no deadline.",
+            )
+            .at_least(0.0)
+            .acts_on("checkpoint")
+            .run_level()
+            .own(),
             Key::boolean("save_checkpoint_on_completion", true, "Save a checkpoint after the last step.")
                 .acts_on("checkpoint")
                 .run_level(),
@@ -60,11 +90,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "enable_continuous_checkpointing",
                 false,
-                "Start each checkpoint as soon as the previous one is written.",
+                "Start each checkpoint as soon as the previous one is written, instead of every `checkpoint_period` steps.",
             )
-            .refused(features::CONTINUOUS_CHECKPOINTS)
             .acts_on("checkpoint")
-            .may_change(),
+            .run_level(),
             Key::boolean(
                 "checkpoint_is_quantized",
                 false,
@@ -98,7 +127,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  are deleted if none.",
             )
             .neutral(&[Literal::Text("")])
-            .refused(features::MOVING_OLD_CHECKPOINTS_ASIDE)
+            .only_with("max_num_checkpoints_to_keep", &[])
             .acts_on("checkpoint")
             .run_level(),
             Key::optional_text(
@@ -107,7 +136,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  deleted if none.",
             )
             .neutral(&[Literal::Text("")])
-            .refused(features::MOVING_OLD_CHECKPOINTS_ASIDE)
+            .only_with("max_num_checkpoints_to_keep", &[])
             .acts_on("checkpoint")
             .run_level(),
             Key::boolean(
@@ -157,7 +186,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Save a checkpoint when the machine announces that the job will be stopped.",
             )
-            .no_effect_here("a run that SIGTERM or SIGINT stops always saves a checkpoint")
+            .no_effect_here("a run that SIGTERM, SIGINT, SIGUSR1 or SIGUSR2 stops always saves a checkpoint")
             .acts_on("checkpoint")
             .run_level(),
             Key::text(
@@ -233,17 +262,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Save often to local storage and copy some of those checkpoints to persistent \
                  storage.",
             )
-            .refused(features::MULTI_TIER_CHECKPOINTS)
             .acts_on("checkpoint")
             .run_level(),
             Key::text(
                 "local_checkpoint_directory",
                 "",
                 "Directory on fast local storage that holds emergency or multi-tier \
-                 checkpoints.",
+                 checkpoints; each run has a directory of its name in it.",
             )
-            .refused(features::EMERGENCY_CHECKPOINTS)
             .only_with("enable_emergency_checkpoint", &[])
+            .only_with("enable_multi_tier_checkpointing", &[])
             .acts_on("checkpoint")
             .run_level(),
             Key::integer(
@@ -252,8 +280,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of steps between checkpoints on local storage; 0 for none.",
             )
             .at_least(0.0)
-            .refused(features::EMERGENCY_CHECKPOINTS)
             .only_with("enable_emergency_checkpoint", &[])
+            .only_with("enable_multi_tier_checkpointing", &[])
             .acts_on("checkpoint")
             .run_level(),
             Key::integer(
@@ -265,7 +293,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(0.0)
             .or_none()
             .neutral(&[Literal::None])
-            .refused(features::MULTI_TIER_CHECKPOINTS)
+            .only_with("enable_multi_tier_checkpointing", &[])
             .acts_on("checkpoint")
             .run_level(),
             Key::integer(
@@ -274,7 +302,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of identical replicas that can restore each other; 0 for one per slice.",
             )
             .at_least(0.0)
-            .refused(features::MULTI_TIER_CHECKPOINTS)
+            .refused(features::PROCESSES)
             .acts_on("checkpoint")
             .may_change(),
             Key::boolean(
@@ -283,16 +311,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Save to local storage between the persistent checkpoints, for a quick restart \
                  after a failure.",
             )
-            .refused(features::EMERGENCY_CHECKPOINTS)
             .acts_on("checkpoint")
             .run_level(),
             Key::boolean(
                 "use_replicator_service",
                 false,
-                "Let a separate service copy emergency checkpoints between hosts and to \
-                 persistent storage.",
+                "Let a service of Google Kubernetes Engine copy emergency checkpoints between hosts and to \
+                 persistent storage; refused, because the service is not part of this program.",
             )
-            .refused(features::EMERGENCY_CHECKPOINTS)
             .acts_on("checkpoint")
             .run_level(),
             Key::integer(
@@ -301,7 +327,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Minutes between the backups that the replicator service makes; 0 turns it off.",
             )
             .at_least(0.0)
-            .refused(features::EMERGENCY_CHECKPOINTS)
+            .only_with("use_replicator_service", &[])
             .acts_on("checkpoint")
             .run_level(),
             Key::optional_integer(
@@ -310,7 +336,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  off if none.",
             )
             .at_least(1.0)
-            .refused(features::MULTI_TIER_CHECKPOINTS)
+            .only_with("enable_multi_tier_checkpointing", &[])
             .acts_on("checkpoint")
             .run_level(),
         ],

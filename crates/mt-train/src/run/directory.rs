@@ -10,7 +10,7 @@ use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock, Stor
 use mt_config::{Difference, RunRecord, TrainConfig};
 use mt_runtime::Runtime;
 
-use super::{Ending, TrainReport};
+use super::{Ending, LocalCheckpoints, TrainReport};
 use crate::{
     TrainError, TrainPlan,
     restore::{Resume, check_sources},
@@ -25,7 +25,8 @@ pub(crate) struct RunDirectory {
     config_path: PathBuf,
     lock: RunLock,
     manager: CheckpointManager,
-    /// The newest checkpoint, if the run has any. Such a run is resumed.
+    local: Option<LocalCheckpoints>,
+    /// The newest checkpoint, if the run has any, here or on local storage. Such a run is resumed.
     pub newest: Option<u64>,
     /// The configuration that a resumed run was saved with.
     saved: Option<RunRecord>,
@@ -44,8 +45,12 @@ impl RunDirectory {
         let settings = &plan.settings;
         let path = settings.run.directory();
         let lock = RunLock::acquire(&path)?.provisional();
+        let checkpoints = settings.run.checkpoint_directory();
         let options = ManagerOptions {
             max_to_keep: settings.checkpoint.max_num_checkpoints_to_keep,
+            keep_period: settings.saving.checkpoint_keep_period,
+            keep_best: settings.saving.checkpoint_keep_best,
+            aside: settings.saving.aside(&checkpoints),
             asynchronous: settings.checkpoint.async_checkpointing,
             format: StorageFormat {
                 ocdbt: settings.checkpoint.checkpoint_storage_use_ocdbt,
@@ -54,10 +59,13 @@ impl RunDirectory {
             },
             ..ManagerOptions::default()
         };
-        let manager = CheckpointManager::open(settings.run.checkpoint_directory(), &lock, options)?;
-        let newest = manager.latest()?;
+        let manager = CheckpointManager::open(checkpoints, &lock, options.clone())?;
+        let local = settings.saving.local(&settings.run);
+        let local = local.map(|local| LocalCheckpoints::open(&path, local, &lock, &options)).transpose()?;
+        let local_newest = local.as_ref().map(|local| local.manager.latest()).transpose()?.flatten();
+        let newest = manager.latest()?.max(local_newest);
         let config_path = settings.run.config_path();
-        let mut directory = Self { path, config_path, lock, manager, newest, saved: None };
+        let mut directory = Self { path, config_path, lock, manager, local, newest, saved: None };
         match newest {
             Some(newest) => directory.saved = Some(directory.resumable(plan, runtime, record, newest)?),
             None => {
@@ -76,7 +84,18 @@ impl RunDirectory {
     /// Opens the weights that the run uses and does not save: those that its checkpoints record, or, for a new run, those
     /// that the configuration names.
     pub fn sources(&self, plan: &TrainPlan) -> Result<Sources, TrainError> {
-        Sources::open(plan, recorded_in(self.manager.directory())?.as_ref())
+        Sources::open(plan, recorded_in(self.directory_of_newest()?)?.as_ref())
+    }
+
+    /// The checkpoints directory with the newest checkpoint.
+    fn directory_of_newest(&self) -> Result<&Path, TrainError> {
+        let local = self.local.as_ref().map(|local| &local.manager);
+        for manager in local.into_iter().chain([&self.manager]) {
+            if self.newest.is_some() && manager.latest()? == self.newest {
+                return Ok(manager.directory());
+            }
+        }
+        Ok(self.manager.directory())
     }
 
     /// The report of a run whose steps were all done before.
@@ -110,7 +129,8 @@ impl RunDirectory {
 
     /// The run's checkpoints, if it has any.
     pub fn resume(&mut self) -> Option<Resume<'_>> {
-        self.newest.map(|_| Resume { manager: &mut self.manager })
+        let local = self.local.as_mut().map(|local| &mut local.manager);
+        self.newest.map(|_| Resume { manager: &mut self.manager, local })
     }
 
     /// The configuration values that have changed since a resumed run was saved.
@@ -142,9 +162,9 @@ impl RunDirectory {
         self.lock.keep();
     }
 
-    /// Separates the checkpoint manager from the directory, which stays locked.
-    pub fn into_manager(self) -> (CheckpointManager, HeldDirectory) {
-        (self.manager, HeldDirectory { path: self.path, lock: self.lock })
+    /// Separates the checkpoint managers from the directory, which stays locked.
+    pub fn into_managers(self) -> (CheckpointManager, Option<LocalCheckpoints>, HeldDirectory) {
+        (self.manager, self.local, HeldDirectory { path: self.path, lock: self.lock })
     }
 
     /// The configuration that the run was saved with. Refuses a configuration that would change the run.
@@ -172,7 +192,7 @@ impl RunDirectory {
         }
         let saved = RunRecord::load(&self.config_path)?;
         // Damage to the newest step is handled when it is loaded.
-        let saved_devices = Checkpoint::open(self.manager.directory(), newest)
+        let saved_devices = Checkpoint::open(self.directory_of_newest()?, newest)
             .ok()
             .and_then(|checkpoint| checkpoint.custom_metadata().get("num_devices")?.as_u64())
             .map_or(runtime.num_devices(), |devices| devices as usize);

@@ -1,6 +1,7 @@
 //! A training run from its configuration to its last checkpoint, in stages.
 
 mod directory;
+mod local;
 mod schedule;
 
 use std::{path::PathBuf, sync::Arc};
@@ -26,6 +27,7 @@ use crate::{
 };
 
 use directory::RunDirectory;
+pub(crate) use local::LocalCheckpoints;
 pub(crate) use schedule::Schedule;
 
 /// The caller's choices for a run that are not in its configuration.
@@ -138,8 +140,7 @@ pub fn train(
     let answering = Answering::of(&trainer, options.generator.as_ref(), data.tokenizer.clone())?;
     let RunData { train, evaluation, tokenizer, baseline, conversations, .. } = data;
     let logger = start_logger(&trainer, &directory, observer)?;
-    let peak_tflops = peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision());
-    let (manager, finished) = directory.into_manager();
+    let (manager, local, finished) = directory.into_managers();
     monitor.begin_loop(trainer.steps_done(), goodput, &plan.settings.run);
     let training = Loop {
         trainer,
@@ -147,10 +148,11 @@ pub fn train(
         schedule,
         evaluation,
         manager,
+        local,
         logger,
         stop,
         observer: observer.clone(),
-        peak_tflops,
+        peak_tflops: peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision()),
         monitor,
     };
     let (finished, progress) = finished.after(training.run(train, position))?;

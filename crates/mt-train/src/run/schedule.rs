@@ -1,6 +1,8 @@
 //! The steps before and after which a run evaluates and saves, and the number of rows of each batch.
 
-use mt_config::{BatchSchedule, TrainConfig};
+use std::time::Duration;
+
+use mt_config::{BatchSchedule, SavePeriod, TrainConfig};
 use mt_runtime::Runtime;
 
 use crate::{TrainError, TrainPlan};
@@ -29,13 +31,26 @@ impl Schedule {
         step.checked_sub(settings.run.eval_start_step).is_some_and(|since| since.is_multiple_of(interval))
     }
 
-    /// Whether a checkpoint is due after step `step`. The last step's checkpoint is saved after the last evaluation
-    /// instead.
-    pub fn saves_after(settings: &TrainConfig, step: u64) -> bool {
+    /// Whether a checkpoint is due after step `step`. `is_idle` states that no save is in progress, and `since` is the time
+    /// since the last one. The last step's checkpoint is saved after the last evaluation instead.
+    pub fn saves_after(settings: &TrainConfig, step: u64, is_idle: bool, since: Duration) -> bool {
         let group = &settings.checkpoint;
+        let is_due = match settings.saving.period(group) {
+            SavePeriod::Steps(period) => step.is_multiple_of(period.max(1)),
+            SavePeriod::Time(period) => since >= period || step == 0,
+            SavePeriod::Continuous => is_idle,
+        };
         group.enable_checkpointing
-            && step.is_multiple_of(group.checkpoint_period.max(1))
+            && is_due
             && step + 1 < settings.run.steps
             && (step > 0 || group.save_checkpoint_on_start)
+    }
+
+    /// Whether a checkpoint on local storage is due after step `step`.
+    pub fn saves_locally_after(settings: &TrainConfig, step: u64, period: u64) -> bool {
+        settings.checkpoint.enable_checkpointing
+            && step > 0
+            && step.is_multiple_of(period)
+            && step + 1 < settings.run.steps
     }
 }
