@@ -28,9 +28,20 @@ pub enum DiskOperation {
     Remove,
 }
 
-/// Called before each change; its error becomes the error of the change. Tests use it to inject faults and to end the
-/// process at chosen points.
-pub type DiskHook = Arc<dyn Fn(DiskOperation, &Path) -> io::Result<()> + Send + Sync>;
+/// The effect of a change of which the disk reports success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskEffect {
+    /// The change.
+    Done,
+    /// It writes only the first bytes. Changes that write none are lost.
+    Shortened(usize),
+    /// Nothing.
+    Lost,
+}
+
+/// Called before each change; its error becomes the error of the change. Tests use it to inject faults: it may fail,
+/// wait, have the change shortened or lost, or end the process.
+pub type DiskHook = Arc<dyn Fn(DiskOperation, &Path) -> io::Result<DiskEffect> + Send + Sync>;
 
 /// Creates a directory and its ancestors, and flushes the directories that list them: after a power failure a saved
 /// step is found only if its parents are.
@@ -54,46 +65,59 @@ pub(crate) struct Disk {
 
 impl Disk {
     pub fn create_directory(&self, path: &Path) -> Result<()> {
-        self.run(DiskOperation::CreateDirectory, "create directory", path, || fs::create_dir_all(path))
+        self.change(DiskOperation::CreateDirectory, "create directory", path, || fs::create_dir_all(path))
     }
 
     /// Creates a file with the pieces as its contents, and flushes it.
     pub fn write(&self, path: &Path, pieces: &[&[u8]]) -> Result<()> {
-        let file = self.run(DiskOperation::Write, "write", path, || {
-            let mut file = File::create_new(path)?;
-            pieces.iter().try_for_each(|piece| file.write_all(piece))?;
-            Ok(file)
-        })?;
-        self.run(DiskOperation::Sync, "flush", path, || file.sync_all())
+        let failed = |source| CheckpointError::io("write", path, source);
+        let mut file = match self.effect(DiskOperation::Write, "write", path)? {
+            DiskEffect::Lost => None,
+            effect => Some((File::create_new(path).map_err(failed)?, effect)),
+        };
+        if let Some((file, effect)) = &mut file {
+            let mut left = effect.most_bytes();
+            for piece in pieces {
+                let written = &piece[..piece.len().min(left)];
+                file.write_all(written).map_err(failed)?;
+                left -= written.len();
+            }
+        }
+        self.change(DiskOperation::Sync, "flush", path, || file.map_or(Ok(()), |(file, _)| file.sync_all()))
     }
 
     /// Creates an empty file to which pieces are appended.
     pub fn appender(&self, path: PathBuf) -> Result<Appender<'_>> {
-        let file = self.run(DiskOperation::Write, "write", &path, || File::create_new(&path))?;
+        let file = match self.effect(DiskOperation::Write, "write", &path)? {
+            DiskEffect::Lost => None,
+            _ => Some(File::create_new(&path).map_err(|source| CheckpointError::io("write", &path, source))?),
+        };
         Ok(Appender { disk: self, path, file, record: FileRecord::default() })
     }
 
     /// Creates a file of a given size, to be filled later.
     pub fn create_file(&self, path: &Path, bytes: u64) -> Result<File> {
-        self.run(DiskOperation::Write, "write", path, || {
+        self.effect(DiskOperation::Write, "write", path)?;
+        let create = || {
             let file = File::create_new(path)?;
             file.set_len(bytes)?;
             Ok(file)
-        })
+        };
+        create().map_err(|source| CheckpointError::io("write", path, source))
     }
 
     /// Copies a file, and flushes the copy.
     pub fn copy_file(&self, from: &Path, to: &Path) -> Result<()> {
-        self.run(DiskOperation::Write, "write", to, || fs::copy(from, to).map(|_| ()))?;
-        self.run(DiskOperation::Sync, "flush", to, || File::open(to)?.sync_all())
+        self.change(DiskOperation::Write, "write", to, || fs::copy(from, to).map(|_| ()))?;
+        self.change(DiskOperation::Sync, "flush", to, || File::open(to)?.sync_all())
     }
 
     pub fn sync_file(&self, path: &Path, file: &File) -> Result<()> {
-        self.run(DiskOperation::Sync, "flush", path, || file.sync_all())
+        self.change(DiskOperation::Sync, "flush", path, || file.sync_all())
     }
 
     pub fn sync_directory(&self, path: &Path) -> Result<()> {
-        self.run(DiskOperation::Sync, "flush", path, || File::open(path)?.sync_all())
+        self.change(DiskOperation::Sync, "flush", path, || File::open(path)?.sync_all())
     }
 
     /// Flushes the directories below `path`, then `path`; files are flushed when they are written.
@@ -109,26 +133,45 @@ impl Disk {
     }
 
     pub fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.run(DiskOperation::Rename, "rename a file or directory to", to, || fs::rename(from, to))
+        self.change(DiskOperation::Rename, "rename a file or directory to", to, || fs::rename(from, to))
     }
 
     pub fn remove_file(&self, path: &Path) -> Result<()> {
-        self.run(DiskOperation::Remove, "remove", path, || fs::remove_file(path))
+        self.change(DiskOperation::Remove, "remove", path, || fs::remove_file(path))
     }
 
     pub fn remove_directory(&self, path: &Path) -> Result<()> {
-        self.run(DiskOperation::Remove, "remove", path, || fs::remove_dir_all(path))
+        self.change(DiskOperation::Remove, "remove", path, || fs::remove_dir_all(path))
     }
 
-    fn run<T>(
+    fn effect(&self, operation: DiskOperation, action: &'static str, path: &Path) -> Result<DiskEffect> {
+        let effect = self.hook.as_ref().map_or(Ok(DiskEffect::Done), |hook| hook(operation, path));
+        effect.map_err(|source| CheckpointError::io(action, path, source))
+    }
+
+    /// Makes a change, unless it is lost.
+    fn change(
         &self,
         operation: DiskOperation,
         action: &'static str,
         path: &Path,
-        change: impl FnOnce() -> io::Result<T>,
-    ) -> Result<T> {
-        let permitted = self.hook.as_ref().map_or(Ok(()), |hook| hook(operation, path));
-        permitted.and_then(|()| change()).map_err(|source| CheckpointError::io(action, path, source))
+        change: impl FnOnce() -> io::Result<()>,
+    ) -> Result<()> {
+        match self.effect(operation, action, path)? {
+            DiskEffect::Done => change().map_err(|source| CheckpointError::io(action, path, source)),
+            DiskEffect::Shortened(_) | DiskEffect::Lost => Ok(()),
+        }
+    }
+}
+
+impl DiskEffect {
+    /// The most bytes that are written.
+    fn most_bytes(self) -> usize {
+        match self {
+            Self::Done => usize::MAX,
+            Self::Shortened(bytes) => bytes,
+            Self::Lost => 0,
+        }
     }
 }
 
@@ -136,7 +179,8 @@ impl Disk {
 pub(crate) struct Appender<'d> {
     disk: &'d Disk,
     path: PathBuf,
-    file: File,
+    /// `None` if its creation was lost.
+    file: Option<File>,
     record: FileRecord,
 }
 
@@ -148,15 +192,20 @@ impl Appender<'_> {
 
     pub fn append(&mut self, piece: &[u8]) -> Result<()> {
         let Self { disk, path, file, record } = self;
-        disk.run(DiskOperation::Write, "write", path, || file.write_all(piece))?;
+        let written = disk.effect(DiskOperation::Write, "write", path)?.most_bytes().min(piece.len());
+        if let Some(file) = file {
+            let result = file.write_all(&piece[..written]);
+            result.map_err(|source| CheckpointError::io("write", &*path, source))?;
+        }
         record.add(piece);
         Ok(())
     }
 
     /// Flushes the file and returns its record.
     pub fn finish(self) -> Result<FileRecord> {
-        self.disk.sync_file(&self.path, &self.file)?;
-        Ok(self.record)
+        let Self { disk, path, file, record } = self;
+        disk.change(DiskOperation::Sync, "flush", &path, || file.map_or(Ok(()), |file| file.sync_all()))?;
+        Ok(record)
     }
 }
 

@@ -63,7 +63,7 @@ pub use copy::{CopiedBytes, CopyPart, CopyShards, average_request, copy_request,
 pub use describe::{
     ListedDifference, ListedTensor, Listing, ListingDiff, SourceKind, Totals, ValueDifference, WeightsSource,
 };
-pub use disk::{DiskHook, DiskOperation};
+pub use disk::{DiskEffect, DiskHook, DiskOperation};
 pub use error::{CheckpointError, Result, SourceError};
 pub use fingerprint::fingerprint;
 pub use gguf::{GgufFile, GgufTensor, GgufType, GgufValue, GgufWriter, WrittenGguf};

@@ -17,6 +17,7 @@ use crate::{
     lock::RunLock,
     metadata::{self, STATE_ITEM, SUCCESS_FILE, TEMPORARY_SUFFIX},
     plan::{self, PlannedItem},
+    read::Checkpoint,
     retention::{Evaluations, Retention},
     save::{CommitGate, JsonItem, SaveRequest, StepWriter},
     zarr::StorageFormat,
@@ -344,6 +345,10 @@ impl Job {
         })?;
         self.disk.sync_directory(&self.directory)?;
         let duration = self.started.elapsed();
+        // A disk that lost writes without an error shows it here, before older steps are given up.
+        if self.retention.removes_any(&self.directory, self.step)? {
+            Checkpoint::open(&self.directory, self.step)?;
+        }
         let deleted = self.retention.delete_old(&self.disk, &self.directory, self.step)?;
         Ok(SaveReport { step: self.step, path: self.destination, bytes, duration, deleted })
     }

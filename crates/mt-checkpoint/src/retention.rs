@@ -85,6 +85,11 @@ impl Retention {
         steps[..num_old].iter().filter(|step| !is_kept(step)).copied().collect()
     }
 
+    /// Whether steps are removed after `saved` was saved.
+    pub fn removes_any(&self, directory: &Path, saved: u64) -> Result<bool> {
+        Ok(!self.old(&locate::complete_steps(directory)?, saved).is_empty())
+    }
+
     /// Deletes old steps, or moves them aside. A step is renamed first, so a half-deleted one is never read.
     pub fn delete_old(&self, disk: &Disk, directory: &Path, saved: u64) -> Result<Vec<u64>> {
         let steps = self.old(&locate::complete_steps(directory)?, saved);

@@ -14,8 +14,8 @@ use std::{
 };
 
 use mt_checkpoint::{
-    Checkpoint, CheckpointManager, DiskHook, DiskOperation, ManagerOptions, RunLock, complete_steps,
-    open_latest,
+    Checkpoint, CheckpointManager, DiskEffect, DiskHook, DiskOperation, ManagerOptions, RunLock,
+    complete_steps, open_latest,
 };
 
 use crate::support::{Run, check_state, formats, names, request, scratch, synchronous};
@@ -68,7 +68,7 @@ fn abort_after(permitted: usize) -> DiskHook {
     let count = AtomicUsize::new(0);
     Arc::new(move |operation, path| {
         if count.fetch_add(1, Ordering::SeqCst) < permitted {
-            return Ok(());
+            return Ok(DiskEffect::Done);
         }
         match operation {
             DiskOperation::Write => std::fs::write(path, b"torn")?,

@@ -4,10 +4,17 @@ use std::{
     collections::HashSet,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
-use mt_checkpoint::{Checkpoint, CheckpointError, DiskHook, DiskOperation, ManagerOptions, StorageFormat};
+use mt_checkpoint::{
+    Checkpoint, CheckpointError, DiskEffect, DiskHook, DiskOperation, ManagerOptions, StorageFormat,
+    open_latest,
+};
 
 use crate::support::{Run, check_state, formats, names, request, synchronous};
 
@@ -23,9 +30,9 @@ fn fail_after(permitted: usize, kind: io::ErrorKind) -> DiskHook {
             }
             Some(count) => {
                 *left = Some(count - 1);
-                Ok(())
+                Ok(DiskEffect::Done)
             }
-            None => Ok(()),
+            None => Ok(DiskEffect::Done),
         }
     })
 }
@@ -84,7 +91,7 @@ fn check_order_of_flushes(format: StorageFormat) {
         let log = Arc::clone(&log);
         Arc::new(move |operation, path| {
             log.lock().unwrap().push((operation, path.to_owned()));
-            Ok(())
+            Ok(DiskEffect::Done)
         })
     };
     let run = Run::new();
@@ -132,4 +139,85 @@ fn a_full_disk_of_a_run_with_several_checkpoints_suggests_keeping_fewer() {
     let message = manager.save(3, request(3)).unwrap_err().to_string();
     assert!(message.contains("`max_num_checkpoints_to_keep`"), "{message}");
     assert!(message.contains("checkpoints before step 3 are intact"), "{message}");
+}
+
+/// Has one change, the one after `permitted` others, done in another way. Returns a flag that it was reached.
+fn one_change(permitted: usize, effect: DiskEffect, wait: Duration) -> (DiskHook, Arc<AtomicBool>) {
+    let (count, reached) = (AtomicUsize::new(0), Arc::new(AtomicBool::new(false)));
+    let was_reached = Arc::clone(&reached);
+    let hook: DiskHook = Arc::new(move |_, _| {
+        if count.fetch_add(1, Ordering::SeqCst) != permitted {
+            return Ok(DiskEffect::Done);
+        }
+        was_reached.store(true, Ordering::SeqCst);
+        std::thread::sleep(wait);
+        Ok(effect)
+    });
+    (hook, reached)
+}
+
+/// Drives a fault through every change of a save. Afterwards the newest checkpoint that opens without damage is one of
+/// the two steps, with the right numbers; the other one is named as damaged or is whole as well.
+fn check_each_change(format: StorageFormat, effect: DiskEffect, max_to_keep: usize) -> usize {
+    for permitted in 0.. {
+        let run = Run::with_steps_in(format, &[1]);
+        let (hook, reached) = one_change(permitted, effect, Duration::ZERO);
+        let options =
+            ManagerOptions { disk_hook: Some(hook), format, max_to_keep: Some(max_to_keep), ..synchronous() };
+        let mut manager = run.manager(options);
+        let saved = manager.save(2, request(2));
+        let latest = open_latest(manager.directory()).unwrap().unwrap_or_else(|| {
+            panic!("change {permitted}, {effect:?}, {format:?}: no checkpoint is left ({saved:?})")
+        });
+        check_state(&latest.value, latest.step);
+        assert!(latest.skipped.iter().all(|skipped| skipped.step == 2), "{:?}", latest.skipped);
+        drop(manager);
+        // The next run removes what is left and saves again.
+        let mut manager = run.manager(ManagerOptions { format, ..synchronous() });
+        for skipped in &latest.skipped {
+            manager.set_aside(skipped.step).unwrap();
+        }
+        manager.save(3, request(3)).unwrap();
+        let unexpected: Vec<String> = names(manager.directory())
+            .into_iter()
+            .filter(|name| !["1", "2", "2.damaged", "3"].contains(&name.as_str()))
+            .collect();
+        assert!(unexpected.is_empty(), "change {permitted}, {effect:?}: {unexpected:?}");
+        if !reached.load(Ordering::SeqCst) {
+            assert_eq!(latest.step, 2);
+            return permitted;
+        }
+    }
+    unreachable!("a save has a finite number of changes")
+}
+
+#[test]
+fn changes_that_are_lost_or_shortened_lose_no_older_step() {
+    for format in formats() {
+        for (effect, max_to_keep) in [
+            (DiskEffect::Lost, 1),
+            (DiskEffect::Lost, 2),
+            (DiskEffect::Shortened(0), 1),
+            (DiskEffect::Shortened(3), 1),
+        ] {
+            let num_changes = check_each_change(format, effect, max_to_keep);
+            assert!(num_changes > 40, "{num_changes}");
+        }
+    }
+}
+
+#[test]
+fn slow_changes_change_nothing() {
+    for permitted in (0..60).step_by(7) {
+        let run = Run::with_steps(&[1]);
+        let (hook, _) = one_change(permitted, DiskEffect::Done, Duration::from_millis(30));
+        let options = ManagerOptions { disk_hook: Some(hook), ..ManagerOptions::default() };
+        let mut manager = run.manager(options);
+        manager.save(2, request(2)).unwrap();
+        // Readers see the older step until the newer one is complete.
+        let step = open_latest(manager.directory()).unwrap().unwrap().step;
+        assert!([1, 2].contains(&step));
+        manager.wait_until_finished().unwrap();
+        check_state(&open_latest(manager.directory()).unwrap().unwrap().value, 2);
+    }
 }

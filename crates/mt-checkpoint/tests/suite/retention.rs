@@ -70,7 +70,7 @@ fn a_save_is_given_up_at_its_deadline() {
         if slow.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(50));
         }
-        Ok(())
+        Ok(mt_checkpoint::DiskEffect::Done)
     });
     let options = ManagerOptions { disk_hook: Some(hook), ..ManagerOptions::default() };
     let mut manager = run.manager(options);

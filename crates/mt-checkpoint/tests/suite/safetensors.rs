@@ -11,7 +11,8 @@ use std::{
 };
 
 use mt_checkpoint::{
-    CheckpointError, DiskHook, ElementType, TensorSpec, WeightsDirectory, WeightsOptions, WeightsWriter,
+    CheckpointError, DiskEffect, DiskHook, ElementType, TensorSpec, WeightsDirectory, WeightsOptions,
+    WeightsWriter,
 };
 use mt_shape::{DType, HostArray};
 use proptest::prelude::*;
@@ -426,7 +427,11 @@ fn an_interrupted_writer_leaves_old_weights_or_none() {
         let count = AtomicUsize::new(0);
         let hook: DiskHook = Arc::new(move |_, _| {
             let place = count.fetch_add(1, Ordering::Relaxed);
-            if place < num_operations { Ok(()) } else { Err(std::io::Error::other("interrupted")) }
+            if place < num_operations {
+                Ok(DiskEffect::Done)
+            } else {
+                Err(std::io::Error::other("interrupted"))
+            }
         });
         match write(directory.path(), &new, options(Some(hook))) {
             Ok(_) => break,
