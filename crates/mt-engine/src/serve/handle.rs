@@ -1,7 +1,7 @@
 //! A running engine, as its clients see it.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     ops::Deref,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
@@ -9,7 +9,7 @@ use std::{
 
 use mt_models::{Kept, Model, StateSpec};
 use mt_runtime::{Array, Runtime};
-use mt_shape::{Placement, logical};
+use mt_shape::Placement;
 
 use super::{
     Answers, CacheSize, EngineMetrics, GenerationRequest, ServeOptions, ServedAdapters, SubmitError,
@@ -140,9 +140,8 @@ impl EngineHandle {
         options: ServeOptions,
         step_sizes: &StepSizes,
     ) -> Self {
-        let (shared, options) = (Arc::new(Shared::default()), Arc::new(options));
+        let (shared, options) = (Arc::new(Shared::of(&options)), Arc::new(options));
         shared.inbox().next_seed = options.seed;
-        shared.count(|metrics| metrics.accepted_by_place = vec![0; options.num_drafts()]);
         let worker = Worker::new(steps, scheduler, shared.clone(), options.clone(), step_sizes);
         let ended = Ended(shared.clone());
         let thread = std::thread::spawn(move || {
@@ -181,7 +180,7 @@ impl EngineHandle {
 
     /// Counts of the engine after its last step.
     pub fn metrics(&self) -> EngineMetrics {
-        self.shared.inbox().metrics.clone()
+        self.shared.metrics()
     }
 
     /// Accepts no further requests, and returns when the accepted ones have ended.
@@ -195,6 +194,17 @@ impl EngineHandle {
 }
 
 impl Shared {
+    /// The state before the first request of an engine with these options.
+    pub fn of(options: &ServeOptions) -> Self {
+        let shared = Self::default();
+        shared.count(|metrics| metrics.accepted_by_place = vec![0; options.num_drafts()]);
+        shared
+    }
+
+    pub fn metrics(&self) -> EngineMetrics {
+        self.inbox().metrics.clone()
+    }
+
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -277,11 +287,12 @@ impl<P: Deref<Target: AsRef<[Array]>>> Prepared<P> {
         step_sizes: &StepSizes,
         compiled: &mut dyn FnMut(&PoolSizes) -> Executables,
     ) -> Result<Self, EngineError> {
-        let Programs { model, placement, num_choices, .. } = &programs;
-        if !model.is_causal() {
+        if !programs.model.is_causal() {
             return Err(EngineError::NotCausal);
         }
-        check_rows(placement)?;
+        let placement = aligned(&programs.placement, &*programs.model);
+        let programs = Programs { placement, ..programs };
+        let Programs { model, placement, num_choices, .. } = &programs;
         options.num_choices = *num_choices;
         options.check_speculation(&**model)?;
         let drafter = options.speculation.as_ref().and_then(|speculation| speculation.drafter(model));
@@ -307,21 +318,22 @@ impl<P: Deref<Target: AsRef<[Array]>>> Prepared<P> {
     }
 }
 
-/// Refuses meshes on which the partitioner of XLA is known to compute wrong values: those with several axes of rows before one of
-/// heads. On two data × two FSDP × two tensor devices, the answers of all rows but the first were wrong.
-fn check_rows(placement: &Placement) -> Result<(), EngineError> {
-    // As many rows and heads as any mesh divides.
-    let most = placement.mesh().num_devices();
-    let sharding =
-        placement.sharding(&[Some(logical::DECODE_BATCH), Some(logical::CACHE_HEADS)], &[most, most]);
-    let [rows, heads] = &sharding.spec.0[..] else { return Ok(()) };
-    let place = |axis: &String| placement.mesh().axes().iter().position(|(name, _)| name == axis);
-    let last = rows.iter().filter_map(place).max();
-    if rows.len() > 1 && heads.iter().filter_map(place).any(|place| Some(place) > last) {
-        let axes: Vec<String> = rows.iter().map(|axis| format!("`{axis}`")).collect();
-        return Err(EngineError::RowsOverSeveralAxes { axes: axes.join(" and ") });
+/// The placement in which rows are split first over the mesh axes that split parameters, too.
+///
+/// A product of rows split over data and FSDP with a matrix split over tensor and FSDP groups devices by tensor. Within a group
+/// the rows are in the order of their axes, but the matrix has its own axes, FSDP, before those along which it is repeated. If
+/// the orders differ, XLA's partitioner moves the rows to the matrix's order and leaves the result there, so that the result
+/// of one row becomes that of another.
+fn aligned(placement: &Arc<Placement>, model: &dyn Model) -> Arc<Placement> {
+    let mut splitting: BTreeSet<String> = BTreeSet::new();
+    for (_, spec) in model.parameters() {
+        let sharding = placement.sharding(&spec.logical_axes, &spec.dims());
+        splitting.extend(sharding.spec.0.into_iter().flatten());
     }
-    Ok(())
+    match placement.mesh().num_devices() {
+        1 => placement.clone(),
+        _ => Arc::new(placement.naming_last(|axis| !splitting.contains(axis))),
+    }
 }
 
 /// The pools of the state of a model and its drafter. The options receive the bounds that the cache allows.
