@@ -183,7 +183,8 @@ impl Server {
             .map_err(ServerError::Start)?;
         // Connections, and the routes by which operators watch the server, have this thread to themselves, so that no
         // work on answers delays them.
-        let front = runtime::Builder::new_current_thread().enable_all().build().map_err(ServerError::Start)?;
+        let front =
+            runtime::Builder::new_current_thread().enable_all().build().map_err(ServerError::Start)?;
         let served = front.block_on(self.serve(listener, stop, workers.handle().clone()));
         // Tasks of clients that do not close their connections end here.
         workers.shutdown_background();
