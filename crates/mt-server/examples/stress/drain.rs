@@ -14,7 +14,7 @@ use crate::{Options, http, questions::Questions};
 const SHORT: usize = 16;
 const LONG: usize = 240;
 /// The tokens of the short ones' answers, which last until the signal and are done soon after it.
-const SHORT_LENGTH: usize = 64;
+const SHORT_LENGTH: u64 = 64;
 
 /// Ends the server, and checks what its clients see.
 pub async fn check(options: &Options, questions: &Questions) -> Result<Value, String> {
