@@ -55,7 +55,7 @@ impl Engine {
         options.prompts = options.prompts.within(&*model);
         let target = runtime.target();
         let num_choices = options.num_choices.min(options.prompts.vocab_size);
-        let programs = Programs { model, placement, target, parameter_types, num_choices };
+        let programs = Programs { model, placement, target, parameter_types, num_choices }.aligned();
         Self {
             runtime,
             programs,

@@ -1,7 +1,7 @@
 //! A running engine, as its clients see it.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::VecDeque,
     ops::Deref,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
@@ -290,8 +290,7 @@ impl<P: Deref<Target: AsRef<[Array]>>> Prepared<P> {
         if !programs.model.is_causal() {
             return Err(EngineError::NotCausal);
         }
-        let placement = aligned(&programs.placement, &*programs.model);
-        let programs = Programs { placement, ..programs };
+        let programs = programs.aligned();
         let Programs { model, placement, num_choices, .. } = &programs;
         options.num_choices = *num_choices;
         options.check_speculation(&**model)?;
@@ -315,24 +314,6 @@ impl<P: Deref<Target: AsRef<[Array]>>> Prepared<P> {
         let steps =
             DeviceSteps::new(runtime, parameters, programs, step_sizes.clone(), compile, executables)?;
         Ok(Self { steps, scheduler, options })
-    }
-}
-
-/// The placement in which rows are split first over the mesh axes that split parameters, too.
-///
-/// A product of rows split over data and FSDP with a matrix split over tensor and FSDP groups devices by tensor. Within a group
-/// the rows are in the order of their axes, but the matrix has its own axes, FSDP, before those along which it is repeated. If
-/// the orders differ, XLA's partitioner moves the rows to the matrix's order and leaves the result there, so that the result
-/// of one row becomes that of another.
-fn aligned(placement: &Arc<Placement>, model: &dyn Model) -> Arc<Placement> {
-    let mut splitting: BTreeSet<String> = BTreeSet::new();
-    for (_, spec) in model.parameters() {
-        let sharding = placement.sharding(&spec.logical_axes, &spec.dims());
-        splitting.extend(sharding.spec.0.into_iter().flatten());
-    }
-    match placement.mesh().num_devices() {
-        1 => placement.clone(),
-        _ => Arc::new(placement.naming_last(|axis| !splitting.contains(axis))),
     }
 }
 
