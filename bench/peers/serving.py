@@ -107,7 +107,8 @@ class Llama:
                     return float("inf")
 
             best = {name: values[0] for name, values in LLAMA.items()}
-            seconds = least(best)
+            if (seconds := least(best)) == float("inf"):
+                raise Failed("llama.cpp does not run")
             for name, values in LLAMA.items():
                 base = best
                 for value in values:

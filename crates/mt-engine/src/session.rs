@@ -11,8 +11,8 @@ use crate::{
     Row, SamplingOptions, Session, Timing,
     sampler::Sampler,
     serve::{
-        AnswerEvent, AnswerLimits, Answers, CacheSize, GenerationRequest, Prepared, ServeOptions, Shared,
-        StepSizes, TokenChoice, Worker,
+        AnswerEvent, AnswerLimits, Answers, CacheSize, EngineMetrics, GenerationRequest, Prepared,
+        ServeOptions, Shared, StepSizes, TokenChoice, Worker,
     },
 };
 
@@ -162,9 +162,7 @@ impl Session<'_> {
                 }
             }
         }
-        let metrics = shared.metrics();
-        collected.timing.drafts = metrics.drafts as usize;
-        collected.timing.accepted_drafts = metrics.accepted_tokens as usize;
+        collected.count_drafts(&shared.metrics());
         collected.timing.compile = worker.steps.compiled;
         collected.timing.total = started.elapsed().saturating_sub(worker.steps.compiled);
         Ok(collected.generation())
@@ -201,6 +199,11 @@ impl Collected<'_> {
             AnswerEvent::Failed(error) => Err(error),
             AnswerEvent::Pooled { .. } => unreachable!("no request of a session is pooled"),
         }
+    }
+
+    fn count_drafts(&mut self, metrics: &EngineMetrics) {
+        self.timing.drafts = metrics.drafts as usize;
+        self.timing.accepted_drafts = metrics.accepted_tokens as usize;
     }
 
     fn end(&mut self, row: usize, reason: FinishReason) {
