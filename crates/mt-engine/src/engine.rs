@@ -15,7 +15,7 @@ use mt_shape::{DType, HostArray, Placement, Sharding};
 use crate::{
     EngineError, EngineOptions, Generation, GenerationEvent, Limits, Request, SamplingOptions,
     program::{ProgramKey, Programs},
-    serve::{Executables, PoolSizes},
+    serve::{Executables, PoolSizes, ServeOptions, Speculation},
 };
 
 /// The hint for programs that do not fit into memory.
@@ -31,6 +31,8 @@ pub struct Engine {
     executables: Mutex<HashMap<ProgramKey, Executable>>,
     /// The programs of other models, by the pools that they work on.
     pub(crate) with_pools: Mutex<HashMap<PoolSizes, Executables>>,
+    /// How tokens are drafted, if they are.
+    pub(crate) speculation: Option<Speculation>,
 }
 
 /// An engine with borrowed parameters of its model.
@@ -53,8 +55,40 @@ impl Engine {
         options.prompts = options.prompts.within(&*model);
         let target = runtime.target();
         let num_choices = options.num_choices.min(options.prompts.vocab_size);
-        let programs = Programs { model, placement, target, parameter_types, num_choices };
-        Self { runtime, programs, options, executables: Mutex::default(), with_pools: Mutex::default() }
+        let programs = Programs { model, placement, target, parameter_types, num_choices }.aligned();
+        Self {
+            runtime,
+            programs,
+            options,
+            executables: Mutex::default(),
+            with_pools: Mutex::default(),
+            speculation: None,
+        }
+    }
+
+    /// Drafts tokens, which steps then verify together. Prompts become no longer than the drafter can read.
+    ///
+    /// # Errors
+    /// The drafter does not fit the model, or the model has an encoder.
+    pub fn with_speculation(self, speculation: Speculation) -> Result<Self, EngineError> {
+        let Self { runtime, programs, options, .. } = self;
+        if programs.model.reads_source() {
+            return Err(EngineError::Speculation {
+                problem: "a model with an encoder generates token by token".to_owned(),
+                hint: "leave out `speculative_method`".to_owned(),
+            });
+        }
+        let defaults = ServeOptions::new(options.prompts, programs.num_choices);
+        let mut checked = ServeOptions { speculation: Some(speculation), ..defaults };
+        checked.check_speculation(&*programs.model)?;
+        Ok(Self {
+            runtime,
+            programs,
+            options: EngineOptions { prompts: checked.prompts, ..options },
+            executables: Mutex::default(),
+            with_pools: Mutex::default(),
+            speculation: checked.speculation,
+        })
     }
 
     /// Borrows parameters for the engine, without copying them.

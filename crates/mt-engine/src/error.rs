@@ -113,11 +113,6 @@ pub enum EngineError {
         "all {slots} slots or their pages are taken\nhint: release one, or give the engine more slots and pages"
     )]
     NoSlot { slots: usize },
-    #[error(
-        "generation splits rows over the mesh axes {axes} and heads over another, and XLA's partitioner computes wrong values \
-         there\nhint: give the devices of these axes to one of them"
-    )]
-    RowsOverSeveralAxes { axes: String },
     #[error("a step of the engine has failed: {0}")]
     StepFailed(String),
     #[error("the engine was shut down before the answer ended")]
@@ -182,7 +177,6 @@ impl EngineError {
             | Self::AdaptersOfTheModel { .. }
             | Self::NoPage { .. }
             | Self::NoSlot { .. }
-            | Self::RowsOverSeveralAxes { .. }
             | Self::NoSource { .. }
             | Self::NoEncoder
             | Self::SourceCount { .. }

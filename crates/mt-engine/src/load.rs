@@ -17,7 +17,8 @@ use mt_runtime::{Array, CompileSettings, OnInstall, Runtime, notes_on, start_run
 use mt_shape::{Placement, PlacementRow, Sharding, check_axes, placement_table};
 
 use crate::{
-    Engine, EngineError, EngineOptions, PromptBounds, Session, SourceBounds, program, serve::SERVE_PROGRAMS,
+    Engine, EngineError, EngineOptions, PromptBounds, Session, SourceBounds, program,
+    serve::{SERVE_PROGRAMS, Speculation},
 };
 
 /// The maximum number of rows that run at once.
@@ -230,8 +231,22 @@ pub fn load(
     tokenizer: Tokenizer,
     on_install: OnInstall<'_>,
 ) -> Result<Loaded, EngineError> {
-    tokenizer.check_vocab_size(config.model.vocab_size)?;
+    load_with(config, tokenizer, on_install, |_| Ok(None))
+}
+
+/// As [`load`], with what `speculation` loads beside the model to draft tokens.
+///
+/// # Errors
+/// As [`load`]; the errors of `speculation`, or its drafter does not fit the model.
+pub fn load_with<E: From<EngineError>>(
+    config: &DecodeConfig,
+    tokenizer: Tokenizer,
+    on_install: OnInstall<'_>,
+    speculation: impl FnOnce(&LoadedModel) -> Result<Option<Speculation>, E>,
+) -> Result<Loaded, E> {
+    tokenizer.check_vocab_size(config.model.vocab_size).map_err(EngineError::from)?;
     let loaded = load_model(&config.loading(), on_install)?;
+    let speculation = speculation(&loaded)?;
     let names: &[&str] = if loaded.model.reads_source() { &program::NAMES } else { &SERVE_PROGRAMS };
     let options = EngineOptions {
         prompts: PromptBounds::of(config, &*loaded.model),
@@ -240,7 +255,10 @@ pub fn load(
         compile: CompileSettings::of(&config.debug, names),
     };
     let types = loaded.parameters.iter().map(Array::dtype).collect();
-    let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, types, options);
+    let mut engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, types, options);
+    if let Some(speculation) = speculation {
+        engine = engine.with_speculation(speculation)?;
+    }
     Ok(Loaded {
         engine,
         parameters: loaded.parameters,

@@ -255,11 +255,19 @@ pub struct Timing {
     pub total: Duration,
     /// The number of tokens of all answers.
     pub num_tokens: usize,
+    /// The number of times that drafted tokens of an answer were verified, and of those that were accepted.
+    pub drafts: usize,
+    pub accepted_drafts: usize,
 }
 
 impl Timing {
     /// Tokens per second over all rows.
     pub fn tokens_per_second(&self) -> f64 {
         self.num_tokens as f64 / self.total.as_secs_f64().max(1e-9)
+    }
+
+    /// The mean number of tokens that a verification of drafts adds to an answer, if tokens were drafted.
+    pub fn tokens_per_verification(&self) -> Option<f64> {
+        (self.drafts > 0).then(|| 1.0 + self.accepted_drafts as f64 / self.drafts as f64)
     }
 }

@@ -51,7 +51,7 @@ impl DecodePlan {
         let parameter_types = model.parameters().iter().map(|(_, spec)| spec.dtype).collect();
         let prompts = PromptBounds::of(&settings, &*model);
         let num_choices = prompts.vocab_size;
-        let programs = Programs { model, placement, target, parameter_types, num_choices };
+        let programs = Programs { model, placement, target, parameter_types, num_choices }.aligned();
         let programs = match prompts.source {
             Some(source) => {
                 let sizes = Sizes::with(MAX_BATCH, source.max_length, prompts.max_target_length);

@@ -1,6 +1,6 @@
 //! The two programs of generation with an encoder: prefill and step.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use mt_ir::{Program, Target};
 use mt_models::{Forward, GenerationState, Kept, Model, StateSpec, Tokens};
@@ -68,6 +68,24 @@ pub(crate) struct Stepped<'t> {
 }
 
 impl Programs {
+    /// The programs with a placement in which rows are split first over the mesh axes that split parameters, too.
+    ///
+    /// A product of rows split over data and FSDP with a matrix split over tensor and FSDP groups devices by tensor. Within a
+    /// group the rows are in the order of their axes, but the matrix has its own axes, FSDP, before those along which it is
+    /// repeated. If the orders differ, XLA's partitioner moves the rows to the matrix's order and leaves the result there, so
+    /// that the result of one row becomes that of another.
+    pub fn aligned(self) -> Self {
+        if self.placement.mesh().num_devices() == 1 {
+            return self;
+        }
+        let mut splitting: BTreeSet<String> = BTreeSet::new();
+        for (_, spec) in self.model.parameters() {
+            let sharding = self.placement.sharding(&spec.logical_axes, &spec.dims());
+            splitting.extend(sharding.spec.0.into_iter().flatten());
+        }
+        Self { placement: Arc::new(self.placement.naming_last(|axis| !splitting.contains(axis))), ..self }
+    }
+
     /// Traces a program.
     ///
     /// # Errors

@@ -11,8 +11,8 @@ use crate::{
     Row, SamplingOptions, Session, Timing,
     sampler::Sampler,
     serve::{
-        AnswerEvent, AnswerLimits, Answers, CacheSize, GenerationRequest, Prepared, ServeOptions, Shared,
-        StepSizes, TokenChoice, Worker,
+        AnswerEvent, AnswerLimits, Answers, CacheSize, EngineMetrics, GenerationRequest, Prepared,
+        ServeOptions, Shared, StepSizes, TokenChoice, Worker,
     },
 };
 
@@ -114,8 +114,11 @@ impl Session<'_> {
 
         let started = Instant::now();
         let num_choices = engine.programs.num_choices;
-        let options =
-            ServeOptions { compile: engine.options.compile.clone(), ..sizes.options(prompts, num_choices) };
+        let options = ServeOptions {
+            compile: engine.options.compile.clone(),
+            speculation: engine.speculation.clone(),
+            ..sizes.options(prompts, num_choices)
+        };
         let mut known = engine.with_pools.lock().unwrap_or_else(PoisonError::into_inner);
         let Prepared { steps, scheduler, options } = Prepared::new(
             engine.runtime.clone(),
@@ -126,7 +129,7 @@ impl Session<'_> {
             &mut |pools| known.entry(pools.clone()).or_default().clone(),
         )?;
         drop(known);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::of(&options));
         let mut worker =
             Worker::new(steps, scheduler, shared.clone(), Arc::new(options), &sizes.step_sizes());
         let choice = choice_of(sampling, num_choices)?;
@@ -159,6 +162,7 @@ impl Session<'_> {
                 }
             }
         }
+        collected.count_drafts(&shared.metrics());
         collected.timing.compile = worker.steps.compiled;
         collected.timing.total = started.elapsed().saturating_sub(worker.steps.compiled);
         Ok(collected.generation())
@@ -195,6 +199,11 @@ impl Collected<'_> {
             AnswerEvent::Failed(error) => Err(error),
             AnswerEvent::Pooled { .. } => unreachable!("no request of a session is pooled"),
         }
+    }
+
+    fn count_drafts(&mut self, metrics: &EngineMetrics) {
+        self.timing.drafts = metrics.drafts as usize;
+        self.timing.accepted_drafts = metrics.accepted_tokens as usize;
     }
 
     fn end(&mut self, row: usize, reason: FinishReason) {

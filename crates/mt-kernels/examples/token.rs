@@ -1,12 +1,14 @@
-//! Measures the products of one generated token: `cargo run --release -p mt-kernels --example token [rounds]`.
+//! Measures the products of one generated token of several rows:
+//! `cargo run --release -p mt-kernels --example token [rounds] [rows] [type]`, by default of one row in `bf16`.
 //!
-//! The weights, 100 MB of `bf16`, are read from memory. For comparison, a loop only reads the same memory, with the
-//! same number of synchronizations of two threads. The model is the one of `bench/peers.sh`.
+//! The weights, 100 MB of `bf16` or 200 MB of `f32`, are read from memory. For comparison, a loop only reads the same
+//! memory, with the same number of synchronizations of two threads. The model is the one of `bench/peers.sh`.
 
 mod memory;
 
 use std::{
     hint::{black_box, spin_loop},
+    ops::Range,
     sync::atomic::{AtomicPtr, AtomicUsize, Ordering},
     time::Instant,
 };
@@ -32,6 +34,43 @@ impl Call {
     fn name(self) -> String {
         let Self(count, [columns, depth]) = self;
         format!("{count} of {depth} by {columns}")
+    }
+}
+
+/// Numbers in one of the types of weights.
+enum Values {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+impl Values {
+    fn new(dtype: &str, len: usize) -> Self {
+        match dtype {
+            "f32" => Self::F32(vec![0.01; len]),
+            "bf16" => Self::Bf16(vec![bf16::from_f32(0.01); len]),
+            _ => panic!("`{dtype}` is neither `f32` nor `bf16`"),
+        }
+    }
+
+    fn elements(&self, range: Range<usize>) -> Elements<'_> {
+        match self {
+            Self::F32(values) => Elements::F32(&values[range]),
+            Self::Bf16(values) => Elements::Bf16(&values[range]),
+        }
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Self::F32(_) => size_of::<f32>(),
+            Self::Bf16(_) => size_of::<bf16>(),
+        }
+    }
+
+    fn arithmetic(&self) -> Arithmetic {
+        match self {
+            Self::F32(_) => Arithmetic::F32,
+            Self::Bf16(_) => Arithmetic::Bf16,
+        }
     }
 }
 
@@ -95,41 +134,47 @@ impl Team for Pair {
 }
 
 fn main() {
-    let rounds = std::env::args().nth(1).map_or(50, |rounds| rounds.parse().expect("a number of rounds"));
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |index: usize, default: usize| {
+        arguments.get(index).map_or(default, |number| number.parse().expect("arguments are numbers"))
+    };
+    let (rounds, rows) = (number(0, 50), number(1, 1));
+    let dtype = arguments.get(2).map_or("bf16", String::as_str);
     std::thread::spawn(|| PAIR.help());
     let calls: Vec<Call> = (0..LAYERS).flat_map(|_| LAYER).chain([HEAD]).collect();
-    let weights = vec![bf16::from_f32(0.01); calls.iter().map(|call| call.num_weights()).sum()];
-    let mut sums = vec![bf16::ZERO; 32000];
+    let weights = Values::new(dtype, calls.iter().map(|call| call.num_weights()).sum());
+    let inputs = Values::new(dtype, rows * 2048);
+    let mut sums = Values::new(dtype, rows * 32000);
     let mut times = [vec![], vec![]];
     let mut least = vec![[f64::INFINITY; 2]; calls.len()];
     for _ in 0..rounds {
         for (kind, times) in times.iter_mut().enumerate() {
-            let (begin, mut rest) = (Instant::now(), &*weights);
+            let (begin, mut start) = (Instant::now(), 0);
             for (call, least) in calls.iter().zip(&mut least) {
-                let (own, others) = rest.split_at(call.num_weights());
+                let own = start..start + call.num_weights();
+                start = own.end;
                 let before = Instant::now();
-                if kind == 0 {
-                    multiply(*call, own, &mut sums)
-                } else {
-                    read(own)
+                match kind {
+                    0 => multiply(*call, rows, [&inputs, &weights], own, &mut sums),
+                    _ => read(weights.elements(own)),
                 }
                 least[kind] = least[kind].min(before.elapsed().as_secs_f64());
-                rest = others;
             }
             times.push(begin.elapsed().as_secs_f64());
         }
     }
     println!("{:20} {:>18} {:>18}", "", "products", "reading");
     let show = |name: &str, num_weights: usize, seconds: [f64; 2]| {
-        let shown =
-            seconds.map(|time| format!("{:.1} us {:4.1} GB/s", time * 1e6, 2e-9 * num_weights as f64 / time));
+        let bytes = (weights.size() * num_weights) as f64;
+        let shown = seconds.map(|time| format!("{:.1} us {:4.1} GB/s", time * 1e6, 1e-9 * bytes / time));
         println!("{name:20} {:>18} {:>18}", shown[0], shown[1]);
     };
     let middle = |mut times: Vec<f64>| {
         times.sort_by(f64::total_cmp);
         times[times.len() / 2]
     };
-    show("a token, median", weights.len(), times.map(middle));
+    let num_weights = calls.iter().map(|call| call.num_weights()).sum();
+    show("a token, median", num_weights, times.map(middle));
     let (layers, head) = least.split_at(calls.len() - 1);
     for (index, call) in LAYER.into_iter().enumerate() {
         let of = |kind: usize| {
@@ -140,29 +185,49 @@ fn main() {
     show(&HEAD.name(), HEAD.num_weights(), head[0]);
 }
 
-fn multiply(Call(count, [columns, depth]): Call, weights: &[bf16], sums: &mut [bf16]) {
-    let x = vec![bf16::ONE; depth];
+fn multiply(
+    Call(count, [columns, depth]): Call,
+    rows: usize,
+    [inputs, weights]: [&Values; 2],
+    own: Range<usize>,
+    sums: &mut Values,
+) {
     let dim = |size, stride| vec![Dim { size, stride }];
-    let elements = Elements::Bf16(&x);
-    let lhs = Operand { elements, batch: vec![], free: vec![], contract: dim(depth, 1) };
-    let matrices = weights.chunks_exact(weights.len() / count);
-    let sides: Vec<Operand> = matrices
-        .map(|matrix| Operand {
-            elements: Elements::Bf16(matrix),
+    let elements = inputs.elements(0..rows * depth);
+    let lhs = Operand { elements, batch: vec![], free: dim(rows, depth), contract: dim(depth, 1) };
+    let sides: Vec<Operand> = own
+        .step_by(columns * depth)
+        .map(|start| Operand {
+            elements: weights.elements(start..start + columns * depth),
             batch: vec![],
             free: dim(columns, 1),
             contract: dim(depth, columns),
         })
         .collect();
-    let results = sums.chunks_exact_mut(columns).map(ElementsMut::Bf16);
-    let products = sides.iter().zip(results).map(|(rhs, result)| Product { lhs: &lhs, rhs, result });
-    dots(&PAIR, Arithmetic::Bf16, products.collect());
+    let arithmetic = weights.arithmetic();
+    let mut results: Vec<ElementsMut> = match sums {
+        Values::F32(sums) => {
+            sums.chunks_exact_mut(rows * columns).take(count).map(ElementsMut::F32).collect()
+        }
+        Values::Bf16(sums) => {
+            sums.chunks_exact_mut(rows * columns).take(count).map(ElementsMut::Bf16).collect()
+        }
+    };
+    let products =
+        sides.iter().zip(results.drain(..)).map(|(rhs, result)| Product { lhs: &lhs, rhs, result });
+    dots(&PAIR, arithmetic, products.collect());
 }
 
 /// Reads the given weights in four tasks.
-fn read(weights: &[bf16]) {
+fn read(weights: Elements) {
     // SAFETY: any bits are a valid integer.
-    let (_, words, _) = unsafe { weights.align_to::<u64>() };
+    let (_, words, _) = unsafe {
+        match weights {
+            Elements::F32(values) => values.align_to::<u64>(),
+            Elements::Bf16(values) => values.align_to::<u64>(),
+            Elements::I8(values) => values.align_to::<u64>(),
+        }
+    };
     PAIR.for_each(4, &|share| {
         let len = words.len() / 4;
         black_box(memory::read(&words[share * len..][..len]));

@@ -13,6 +13,7 @@ use mt_shape::{DType, HostArray};
 use crate::{
     Client, Error, Event,
     client::{Connection, non_null},
+    memory::prefer_large_pages,
     plugin::array,
     sys,
 };
@@ -103,6 +104,29 @@ impl Buffer {
         // SAFETY: the array is kept until the event signals that it is no longer needed, and nobody changes it, because
         // it is shared. PJRT returns an event with every buffer.
         let (buffer, done) = unsafe { Self::transfer(client, device, dtype, dims, data, semantics) }?;
+        if let Some(done) = done {
+            done.keep_until_ready(host)?;
+        }
+        Ok(buffer)
+    }
+
+    /// An array of zeros. On a CPU the system provides its memory when it is first used, piece by piece, so that large
+    /// arrays are made at once. A donated array is updated in place.
+    ///
+    /// # Errors
+    /// The device's memory is full.
+    pub fn zeros(client: &Client, device: usize, dtype: DType, dims: &[usize]) -> Result<Self, Error> {
+        let mut host = HostArray::zeros(dtype, dims);
+        let bytes = host.bytes_mut();
+        if client.platform_name() != "cpu" || bytes.is_empty() {
+            return Self::from_bytes(client, device, dtype, dims, bytes);
+        }
+        prefer_large_pages(bytes);
+        let data = bytes.as_mut_ptr();
+        // SAFETY: the array is kept until the event signals that it is no longer needed, and only the plugin has it until
+        // then.
+        let (buffer, done) =
+            unsafe { Self::transfer(client, device, dtype, dims, data, sys::MUTABLE_ZERO_COPY) }?;
         if let Some(done) = done {
             done.keep_until_ready(host)?;
         }

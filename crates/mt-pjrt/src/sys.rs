@@ -508,5 +508,6 @@ impl ExecuteOptions {
 pub const IMMUTABLE_ONLY_DURING_CALL: c_int = 0;
 pub const IMMUTABLE_UNTIL_TRANSFER_COMPLETES: c_int = 1;
 pub const IMMUTABLE_ZERO_COPY: c_int = 2;
+pub const MUTABLE_ZERO_COPY: c_int = 3;
 
 pub const TILED: c_int = 0;

@@ -194,6 +194,50 @@ fn host_arrays_without_a_copy_are_kept_and_never_written() {
     assert_eq!(Arc::strong_count(&host), 1);
 }
 
+/// The resident memory of this process in bytes.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn zeros_take_memory_when_they_are_used() {
+    // An update of one element of 4 GiB.
+    let text = "module @update {
+      func.func public @main(%a: tensor<1073741824xf32> {tf.aliasing_output = 0 : i32}, %i: tensor<i32>)
+          -> tensor<1073741824xf32> {
+        %one = stablehlo.constant dense<1.0> : tensor<1xf32>
+        %b = stablehlo.dynamic_update_slice %a, %one, %i
+            : (tensor<1073741824xf32>, tensor<1xf32>, tensor<i32>) -> tensor<1073741824xf32>
+        return %b : tensor<1073741824xf32> } }";
+    let read = "module @read {
+      func.func public @main(%a: tensor<1073741824xf32>, %i: tensor<i32>) -> tensor<4xf32> {
+        %b = stablehlo.dynamic_slice %a, %i, sizes = [4]
+            : (tensor<1073741824xf32>, tensor<i32>) -> tensor<4xf32>
+        return %b : tensor<4xf32> } }";
+    let (update, read) = (compile("update", text), compile("read", read));
+    let number =
+        |number: i32| Buffer::from_bytes(client(), 0, DType::I32, &[], &number.to_le_bytes()).unwrap();
+    let before = resident();
+    let mut array = Buffer::zeros(client(), 0, DType::F32, &[1 << 30]).unwrap();
+    for place in [5, 500_000_001, 1_000_000_000] {
+        let place = number(place);
+        array = run(&update, vec![Argument::Donate(array), Argument::Borrow(&place)]).remove(0);
+    }
+    let around = |place: i32| {
+        let arguments = vec![Argument::Borrow(&array), Argument::Donate(number(place - 1))];
+        let found = run(&read, arguments).remove(0).to_host().unwrap();
+        found.as_slice::<f32>().unwrap().to_vec()
+    };
+    assert_eq!(around(5), [0.0, 1.0, 0.0, 0.0]);
+    assert_eq!(around(500_000_001), [0.0, 1.0, 0.0, 0.0]);
+    assert_eq!(around(1000), [0.0; 4]);
+    // Other tests take memory meanwhile.
+    let taken = resident().saturating_sub(before);
+    assert!(taken < 1 << 30, "{taken} bytes of 4 GiB are in memory");
+}
+
 #[test]
 fn slices_of_host_arrays_are_shared_where_they_are_aligned() {
     let values: Vec<f32> = (0..64_u8).map(f32::from).collect();

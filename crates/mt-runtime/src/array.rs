@@ -55,6 +55,19 @@ impl Array {
         })
     }
 
+    /// An array of zeros. CPUs take its memory when it is first used, piece by piece, so that large arrays are made at
+    /// once.
+    ///
+    /// # Errors
+    /// The sharding does not fit the array or the devices, or their memory is full.
+    pub fn zeros(runtime: &Runtime, ty: &TensorType, sharding: &Sharding) -> Result<Self, RuntimeError> {
+        check_sharding("array", ty, sharding)?;
+        let shard_dims = sharding.shard_dims(&ty.dims);
+        Self::from_each(runtime, ty.clone(), sharding, |place| {
+            Ok(Buffer::zeros(runtime.client(), sharding.mesh.device(place), ty.dtype, &shard_dims)?)
+        })
+    }
+
     /// As [`Self::from_host`], but without a copy if the platform can use host memory and the shards are contiguous in
     /// it, which holds for arrays that are not split, or only along the leading dimension. Donating the result does not
     /// reuse its memory.

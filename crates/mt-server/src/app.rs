@@ -46,6 +46,8 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const LARGE_BODY: usize = 64 << 10;
 /// Routes that need no API key.
 const OPEN: &[&str] = &["/", "/health", "/ping", "/version", "/metrics"];
+/// Routes that are answered at once, however busy the server is.
+const PROBES: &[&str] = &["/health", "/ping", "/version", "/load", "/metrics"];
 
 /// The stages of a server's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,6 +209,11 @@ impl App {
 pub async fn work<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|_| Err(ApiError::internal("the server failed; this is a bug")))
+}
+
+/// Whether a route is answered at once, however busy the server is.
+pub fn is_probe(path: &str) -> bool {
+    PROBES.contains(&path)
 }
 
 /// The seconds since 1970.

@@ -1,6 +1,7 @@
-//! The connections of a server: their number, and the time that clients may take.
+//! The connections of a server: their number, the time that clients may take, and the threads that answer.
 
 use std::{
+    convert::Infallible,
     io,
     pin::Pin,
     sync::Arc,
@@ -8,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-use axum::Router;
-use hyper::server::conn::http1;
+use axum::{Router, body::Body};
+use hyper::{Request, Response, body::Incoming, server::conn::http1, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -17,12 +18,18 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpListener, TcpStream},
+    runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore, watch},
-    task::JoinSet,
+    task::{JoinHandle, JoinSet},
     time::Sleep,
 };
 
-use crate::{app::App, error::ApiError, limits::ServerLimits, server::ServerEvent};
+use crate::{
+    app::{App, is_probe},
+    error::ApiError,
+    limits::ServerLimits,
+    server::ServerEvent,
+};
 
 /// The number of refused clients that receive the reason at one time. Others only see that the connection ends.
 const MAX_REFUSALS: usize = 64;
@@ -31,9 +38,60 @@ const REFUSAL: Duration = Duration::from_secs(1);
 /// The time before the next try when the process has no file descriptor left.
 const OUT_OF_FILES: Duration = Duration::from_millis(50);
 
+/// The routes of a server, as its connections call them. Operators' routes are answered by the thread of the connections,
+/// which never waits for others, and all other work is that of the workers.
+#[derive(Clone)]
+pub struct Routes {
+    router: TowerToHyperService<Router>,
+    workers: Handle,
+}
+
+impl Routes {
+    pub fn new(router: Router, workers: Handle) -> Self {
+        Self { router: TowerToHyperService::new(router), workers }
+    }
+}
+
+impl Service<Request<Incoming>> for Routes {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let is_probe = is_probe(request.uri().path());
+        let answering = self.router.call(request);
+        if is_probe {
+            return Box::pin(answering);
+        }
+        let task = Task(self.workers.spawn(answering));
+        Box::pin(async {
+            task.await.unwrap_or_else(|_| {
+                let error = ApiError::internal("the server failed; this is a bug");
+                Ok(error.response(&error.body()))
+            })
+        })
+    }
+}
+
+/// A task that ends when nobody waits for it any more, as when a client goes.
+struct Task<T>(JoinHandle<T>);
+
+impl<T> Future for Task<T> {
+    type Output = Result<T, tokio::task::JoinError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context)
+    }
+}
+
+impl<T> Drop for Task<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// Serves connections until `close` is ready, and returns when their responses have been sent.
-pub async fn serve(listener: TcpListener, app: Arc<App>, router: Router, close: impl Future<Output = ()>) {
-    let service = TowerToHyperService::new(router);
+pub async fn serve(listener: TcpListener, app: Arc<App>, routes: Routes, close: impl Future<Output = ()>) {
     let http = http(&app.limits);
     let places = Arc::new(Semaphore::new(app.limits.max_connections));
     let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
@@ -61,7 +119,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, router: Router, close: 
             Ok(place) => {
                 was_full = false;
                 let stream = Impatient::new(stream, app.limits.write_time);
-                let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+                let connection = http.serve_connection(TokioIo::new(stream), routes.clone());
                 open.spawn(run(connection, closing.subscribe(), place));
             }
             Err(_) => {
@@ -90,7 +148,7 @@ fn http(limits: &ServerLimits) -> http1::Builder {
     builder
 }
 
-type Connection = http1::Connection<TokioIo<Impatient<TcpStream>>, TowerToHyperService<Router>>;
+type Connection = http1::Connection<TokioIo<Impatient<TcpStream>>, Routes>;
 
 async fn run(connection: Connection, mut closing: watch::Receiver<bool>, place: OwnedSemaphorePermit) {
     tokio::pin!(connection);

@@ -2,7 +2,8 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::OwnedFd,
     path::PathBuf,
     sync::Arc,
     time::Duration,
@@ -11,6 +12,7 @@ use std::{
 use mt_data::{ChatTemplate, Tokenizer};
 use mt_engine::serve::Pooling;
 use tokio::{
+    net::TcpSocket,
     runtime,
     signal::unix::{SignalKind, signal},
     sync::oneshot,
@@ -19,13 +21,16 @@ use tokio::{
 use crate::{
     access::ApiKeys,
     app::{App, Phase, router},
-    connections,
+    connections::{self, Routes},
     error::ApiError,
     fields::Fields,
     generator::Generator,
     limits::ServerLimits,
 };
 
+/// The connections that may wait to be accepted. A client that finds no room tries again only after a second, and the 128
+/// of the standard library are few for clients that all come back at once.
+const WAITING_CONNECTIONS: u32 = 4096;
 /// The time in which connections may close after the last answer.
 const CLOSING: Duration = Duration::from_secs(2);
 
@@ -168,7 +173,7 @@ impl Server {
         stop: impl Future<Output = io::Result<()>>,
     ) -> Result<(), ServerError> {
         let threads = std::thread::available_parallelism().map_or(2, |number| number.get().clamp(2, 8));
-        let runtime = runtime::Builder::new_multi_thread()
+        let workers = runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             // Work on a processor waits here for one, so that more threads would only take memory.
             .max_blocking_threads(2 * threads + 2)
@@ -176,9 +181,14 @@ impl Server {
             .enable_all()
             .build()
             .map_err(ServerError::Start)?;
-        let served = runtime.block_on(self.serve(listener, stop));
+        // Connections, and the routes by which operators watch the server, have this thread to themselves, so that no
+        // work on answers delays them.
+        let front =
+            runtime::Builder::new_current_thread().enable_all().build().map_err(ServerError::Start)?;
+        let served = front.block_on(self.serve(listener, stop, workers.handle().clone()));
         // Tasks of clients that do not close their connections end here.
-        runtime.shutdown_background();
+        workers.shutdown_background();
+        front.shutdown_background();
         served
     }
 
@@ -186,19 +196,20 @@ impl Server {
         self,
         listener: TcpListener,
         stop: impl Future<Output = io::Result<()>>,
+        workers: runtime::Handle,
     ) -> Result<(), ServerError> {
         let Self { served, generator, limits, keys, log_prompts, reporter } = self;
         let drain_time = limits.drain_time;
         let app = Arc::new(App::new(served, generator, limits, keys, log_prompts, reporter));
-        listener.set_nonblocking(true).map_err(ServerError::Start)?;
-        let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Start)?;
+        let listener = with_long_queue(listener).map_err(ServerError::Start)?;
         let address = listener.local_addr().map_err(ServerError::Start)?;
         let (closed, close) = oneshot::channel::<()>();
         let close = async {
             // A dropped sender closes, too.
             let _ = close.await;
         };
-        let serving = tokio::spawn(connections::serve(listener, app.clone(), router(app.clone()), close));
+        let routes = Routes::new(router(app.clone()), workers);
+        let serving = tokio::spawn(connections::serve(listener, app.clone(), routes, close));
         app.report(ServerEvent::Listening { address });
         stop.await.map_err(ServerError::Run)?;
         drain(&app, drain_time).await;
@@ -207,6 +218,14 @@ impl Server {
         let _ = tokio::time::timeout(CLOSING, serving).await;
         Ok(())
     }
+}
+
+/// The listener with a longer queue of connections.
+fn with_long_queue(listener: TcpListener) -> io::Result<tokio::net::TcpListener> {
+    listener.set_nonblocking(true)?;
+    // The standard library has no other way to listen again.
+    let socket = TcpSocket::from_std_stream(TcpStream::from(OwnedFd::from(listener)));
+    socket.listen(WAITING_CONNECTIONS)
 }
 
 /// Lets accepted requests finish within a time; then they fail.

@@ -78,6 +78,13 @@ impl Placement {
         }
     }
 
+    /// A placement on the same mesh by rules that name some mesh axes after all others.
+    pub fn naming_last(&self, is_last: impl Fn(&str) -> bool) -> Self {
+        let mut rules = self.rules.clone();
+        rules.0.iter_mut().for_each(|(_, mesh_axes)| mesh_axes.sort_by_key(|axis| is_last(axis)));
+        Self::new((*self.mesh).clone(), rules)
+    }
+
     /// The placement of everything on one device.
     pub fn single() -> Self {
         Self::new(Mesh::single(), LogicalRules::default())
@@ -250,6 +257,18 @@ mod tests {
         let sharding =
             Placement::new(mesh, rules).sharding(&[Some(logical::MLP), Some(logical::EMBED)], &[6, 8]);
         assert_eq!(sharding.spec.to_string(), "(tensor, fsdp)");
+    }
+
+    #[test]
+    fn axes_can_be_named_last() {
+        let mesh = Mesh::new(["data", "fsdp", "tensor"].map(|name| (name.to_owned(), 2))).unwrap();
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let rules = LogicalRules(vec![("batch".to_owned(), names(&["data", "tensor", "fsdp"]))]);
+        let placement = Placement::new(mesh, rules).naming_last(|axis| axis == "data");
+        assert_eq!(
+            placement.sharding(&named(&[Some("batch")]), &[8]).spec,
+            PartitionSpec(vec![names(&["tensor", "fsdp", "data"])])
+        );
     }
 
     #[test]

@@ -11,16 +11,13 @@ use std::{
 
 use mt_data::Message;
 use mt_engine::{
-    FinishReason, GenerationEvent, Limits, Loaded, PromptBounds, Request, SamplingOptions, Session, load,
+    FinishReason, GenerationEvent, Limits, Loaded, PromptBounds, Request, SamplingOptions, Session,
 };
 use signal_hook::consts::SIGINT;
 
 use crate::{
     arguments::Settings,
-    commands::{
-        decode::{self, AnswerText, Chat, PreparedChat, Screen},
-        say_installation,
-    },
+    commands::decode::{self, AnswerText, Chat, PreparedChat, Screen},
     failure::Failure,
 };
 
@@ -30,9 +27,9 @@ const EXIT: &str = "/exit";
 
 /// Runs `maxtext chat`.
 pub fn run(settings: Settings) -> Result<(), Failure> {
-    let PreparedChat { decode, tokenizer, chat, stop, .. } = decode::prepare_chat(settings)?;
+    let PreparedChat { decode, tokenizer, chat, stop, speculation, .. } = decode::prepare_chat(settings)?;
     let sampling = SamplingOptions::from_config(&decode.decode);
-    let loaded = load(&decode, tokenizer, &mut say_installation)?;
+    let loaded = decode::load_speculating(&decode, tokenizer, speculation)?;
     decode::report_loading(&loaded);
     let interrupt = Interrupt::listen()?;
     let mut conversation = Conversation {

@@ -1,4 +1,4 @@
-//! Speculative decoding of `maxtext serve`: the source of drafts, by the keys.
+//! Speculative decoding: the source of drafts, by the keys.
 
 use std::path::{Path, PathBuf};
 
@@ -40,6 +40,12 @@ impl PreparedSpeculation {
     ) -> Result<Option<Self>, Failure> {
         let keys = &decode.serve;
         let Some(method) = keys.speculative_method else { return Ok(None) };
+        if decode.model.decoder_block.has_encoder() {
+            return Err(Failure::user(
+                "`speculative_method` drafts tokens, and a model with an encoder generates token by token\n\
+                 hint: leave out `speculative_method`",
+            ));
+        }
         let method = match method {
             SpeculativeMethod::NGram => {
                 PreparedMethod::NGrams { shortest: keys.prompt_lookup_min, longest: keys.prompt_lookup_max }

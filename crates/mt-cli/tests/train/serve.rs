@@ -259,11 +259,17 @@ fn drafts_change_no_answer() {
     let decode =
         ["decode", "--json", "load_parameters_path=runs/run", "prompt=the river", "max_target_length=40"];
     let decoded = outcome(&mut sandbox.program(&decode)).succeeded();
+    let tells_drafts = |errors: &str| errors.lines().any(|line| line.starts_with("drafts: "));
+    assert!(!tells_drafts(&decoded.errors), "{}", decoded.errors);
     let decoded: Value = serde_json::from_str(&decoded.output).unwrap();
     let ngrams = ["speculative_method=ngram", "num_speculative_tokens=3", "prompt_lookup_min=1"];
     let draft =
         ["speculative_method=draft_model", "speculative_model=runs/draft", "num_speculative_tokens=2"];
     for (keys, num_tokens) in [(ngrams, 3), (draft, 2)] {
+        let drafted = outcome(&mut sandbox.program(&[&decode[..], &keys].concat())).succeeded();
+        let made: Value = serde_json::from_str(&drafted.output).unwrap();
+        assert_eq!(made, decoded);
+        assert!(tells_drafts(&drafted.errors), "{}", drafted.errors);
         let server = start(&sandbox, &keys);
         let body = json!({ "prompt": "the river", "max_tokens": 30, "temperature": 0 });
         let (status, answer) = server.post("/v1/completions", &body);
@@ -291,6 +297,21 @@ fn drafts_change_no_answer() {
     let none = ["speculative_method=ngram", "prompt_lookup_min=5", "prompt_lookup_max=2"];
     check(&none, &["`prompt_lookup_min` is `5`", "`prompt_lookup_max`"]);
     check(&["speculative_method=ngram", "num_speculative_tokens=0"], &["`num_speculative_tokens`"]);
+    // A draft whose tokens have other numbers.
+    let words: serde_json::Map<String, Value> =
+        (0..260).map(|token| (format!("w{token}"), json!(token))).collect();
+    let tokenizer = json!({
+        "version": "1.0", "added_tokens": [], "pre_tokenizer": { "type": "WhitespaceSplit" },
+        "model": { "type": "WordLevel", "vocab": words, "unk_token": "w0" },
+    });
+    std::fs::create_dir(sandbox.path("own")).unwrap();
+    std::fs::write(sandbox.path("own/tokenizer.json"), tokenizer.to_string()).unwrap();
+    let keys = ["steps=1", "tokenizer_type=huggingface", "tokenizer_path=own", "add_bos=false"];
+    sandbox.train("other", &[&keys[..], &["add_eos=false", "eval_interval=-1"]].concat()).succeeded();
+    let other = ["speculative_method=draft_model", "speculative_model=runs/other"];
+    let refusal = ["the model in `runs/other` has another tokenizer", "hint: draft with a smaller model"];
+    check(&other, &refusal);
+    outcome(&mut sandbox.program(&[&decode[..], &other].concat())).failed(2, &refusal);
 }
 
 #[test]

@@ -377,10 +377,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::optional_choice(
                 "speculative_method",
                 SpeculativeMethod::WORDS,
-                "Source of drafts for `maxtext serve`: several tokens that the model then verifies together. The \
-                 distribution of answers stays the same. None drafts nothing.",
+                "Source of drafts for `serve`, `decode` and `chat`: several tokens that the model then verifies together. \
+                 The distribution of answers stays the same. None drafts nothing.",
             )
-            .acts_on("server")
+            .acts_on("decoding")
             .may_change()
             .own(),
             Key::optional_integer(
@@ -391,7 +391,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(1.0)
             .at_most(64.0)
             .only_with("speculative_method", &[])
-            .acts_on("server")
+            .acts_on("decoding")
             .may_change()
             .own(),
             Key::text(
@@ -401,7 +401,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  the directory of published heads for `medusa` and `eagle`.",
             )
             .only_with("speculative_method", MODEL_METHODS)
-            .acts_on("server")
+            .acts_on("decoding")
             .may_change()
             .own(),
             Key::integer(
@@ -413,7 +413,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(1.0)
             .at_most(64.0)
             .only_with("speculative_method", &["ngram"])
-            .acts_on("server")
+            .acts_on("decoding")
             .may_change()
             .own(),
             Key::integer(
@@ -424,7 +424,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(1.0)
             .at_most(64.0)
             .only_with("speculative_method", &["ngram"])
-            .acts_on("server")
+            .acts_on("decoding")
             .may_change()
             .own(),
         ],

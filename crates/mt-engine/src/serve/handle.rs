@@ -9,7 +9,7 @@ use std::{
 
 use mt_models::{Kept, Model, StateSpec};
 use mt_runtime::{Array, Runtime};
-use mt_shape::{Placement, logical};
+use mt_shape::Placement;
 
 use super::{
     Answers, CacheSize, EngineMetrics, GenerationRequest, ServeOptions, ServedAdapters, SubmitError,
@@ -140,9 +140,8 @@ impl EngineHandle {
         options: ServeOptions,
         step_sizes: &StepSizes,
     ) -> Self {
-        let (shared, options) = (Arc::new(Shared::default()), Arc::new(options));
+        let (shared, options) = (Arc::new(Shared::of(&options)), Arc::new(options));
         shared.inbox().next_seed = options.seed;
-        shared.count(|metrics| metrics.accepted_by_place = vec![0; options.num_drafts()]);
         let worker = Worker::new(steps, scheduler, shared.clone(), options.clone(), step_sizes);
         let ended = Ended(shared.clone());
         let thread = std::thread::spawn(move || {
@@ -181,7 +180,7 @@ impl EngineHandle {
 
     /// Counts of the engine after its last step.
     pub fn metrics(&self) -> EngineMetrics {
-        self.shared.inbox().metrics.clone()
+        self.shared.metrics()
     }
 
     /// Accepts no further requests, and returns when the accepted ones have ended.
@@ -195,6 +194,17 @@ impl EngineHandle {
 }
 
 impl Shared {
+    /// The state before the first request of an engine with these options.
+    pub fn of(options: &ServeOptions) -> Self {
+        let shared = Self::default();
+        shared.count(|metrics| metrics.accepted_by_place = vec![0; options.num_drafts()]);
+        shared
+    }
+
+    pub fn metrics(&self) -> EngineMetrics {
+        self.inbox().metrics.clone()
+    }
+
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -277,11 +287,11 @@ impl<P: Deref<Target: AsRef<[Array]>>> Prepared<P> {
         step_sizes: &StepSizes,
         compiled: &mut dyn FnMut(&PoolSizes) -> Executables,
     ) -> Result<Self, EngineError> {
-        let Programs { model, placement, num_choices, .. } = &programs;
-        if !model.is_causal() {
+        if !programs.model.is_causal() {
             return Err(EngineError::NotCausal);
         }
-        check_rows(placement)?;
+        let programs = programs.aligned();
+        let Programs { model, placement, num_choices, .. } = &programs;
         options.num_choices = *num_choices;
         options.check_speculation(&**model)?;
         let drafter = options.speculation.as_ref().and_then(|speculation| speculation.drafter(model));
@@ -305,23 +315,6 @@ impl<P: Deref<Target: AsRef<[Array]>>> Prepared<P> {
             DeviceSteps::new(runtime, parameters, programs, step_sizes.clone(), compile, executables)?;
         Ok(Self { steps, scheduler, options })
     }
-}
-
-/// Refuses meshes on which the partitioner of XLA is known to compute wrong values: those with several axes of rows before one of
-/// heads. On two data × two FSDP × two tensor devices, the answers of all rows but the first were wrong.
-fn check_rows(placement: &Placement) -> Result<(), EngineError> {
-    // As many rows and heads as any mesh divides.
-    let most = placement.mesh().num_devices();
-    let sharding =
-        placement.sharding(&[Some(logical::DECODE_BATCH), Some(logical::CACHE_HEADS)], &[most, most]);
-    let [rows, heads] = &sharding.spec.0[..] else { return Ok(()) };
-    let place = |axis: &String| placement.mesh().axes().iter().position(|(name, _)| name == axis);
-    let last = rows.iter().filter_map(place).max();
-    if rows.len() > 1 && heads.iter().filter_map(place).any(|place| Some(place) > last) {
-        let axes: Vec<String> = rows.iter().map(|axis| format!("`{axis}`")).collect();
-        return Err(EngineError::RowsOverSeveralAxes { axes: axes.join(" and ") });
-    }
-    Ok(())
 }
 
 /// The pools of the state of a model and its drafter. The options receive the bounds that the cache allows.

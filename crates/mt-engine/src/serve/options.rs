@@ -79,7 +79,7 @@ impl ServeOptions {
     }
 
     /// The number of tokens that are drafted for a step.
-    pub(super) fn num_drafts(&self) -> usize {
+    pub(crate) fn num_drafts(&self) -> usize {
         self.speculation.as_ref().map_or(0, |speculation| speculation.num_tokens)
     }
 
@@ -89,7 +89,7 @@ impl ServeOptions {
     }
 
     /// Checks that the drafter fits the model, and bounds prompts by what it can read.
-    pub(super) fn check_speculation(&mut self, model: &dyn Model) -> Result<(), EngineError> {
+    pub(crate) fn check_speculation(&mut self, model: &dyn Model) -> Result<(), EngineError> {
         let Some(speculation @ Speculation { num_tokens, method }) = &self.speculation else { return Ok(()) };
         let wrong =
             |problem: String, hint: &str| Err(EngineError::Speculation { problem, hint: hint.to_owned() });

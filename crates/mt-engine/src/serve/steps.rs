@@ -10,6 +10,8 @@ use std::{
 };
 
 use bytemuck::Pod;
+use mt_ir::TensorType;
+use mt_models::StateSpec;
 use mt_runtime::{Array, CompileSettings, Executable, Input, PendingArray, Runtime, RuntimeError};
 use mt_shape::{DType, HostArray, Sharding};
 
@@ -272,7 +274,7 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
 
     /// The pools, in the model's order.
     #[cfg(test)]
-    pub fn pools(&self) -> Vec<mt_models::StateSpec> {
+    pub fn pools(&self) -> Vec<StateSpec> {
         self.programs.pools()
     }
 
@@ -298,6 +300,16 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
         executables.insert((key, weights), executable.clone());
         self.compiled += started.elapsed();
         Ok(executable)
+    }
+
+    /// Empty pools whose memory is taken when sequences first use it. Filling gigabytes takes seconds.
+    fn untouched_pools(&self) -> Result<Vec<Array>, RuntimeError> {
+        let zeros = |spec: StateSpec| {
+            let dims = spec.dims();
+            let sharding = self.programs.programs.placement.sharding(&spec.logical_axes, &dims);
+            Array::zeros(&self.runtime, &TensorType::new(spec.dtype, dims), &sharding)
+        };
+        self.programs.pools().into_iter().map(zeros).collect()
     }
 
     fn array<T: Pod>(&self, dtype: DType, dims: &[usize], elements: &[T]) -> Result<Array, RuntimeError> {
@@ -623,8 +635,12 @@ impl<P: Deref<Target: AsRef<[Array]>>> Steps for DeviceSteps<P> {
     fn reset(&mut self) -> Result<(), EngineError> {
         self.pools.clear();
         self.host.clear();
+        // Compiling the program checks the memory, too.
         let executable = self.executable(StepKey::Empty, Weights::Absent)?;
-        self.pools = executable.run(Vec::new())?;
+        self.pools = match self.runtime.target().is_cpu() {
+            true => self.untouched_pools()?,
+            false => executable.run(Vec::new())?,
+        };
         let num_tokens = self.programs.sizes.num_entries;
         self.last = Some(self.array(DType::I32, &[num_tokens], &vec![0_i32; num_tokens])?);
         Ok(())

@@ -187,13 +187,15 @@ fn several_devices_agree_with_one() {
     let requests = [request(5, 2), request(1, 3), request(17, 5)];
     let expected = tokens(&engine(&keys), &requests, &SamplingOptions::GREEDY);
     let drawn = tokens(&engine(&keys), &requests, &WEIGHTED);
+    let over_three = ["ici_data_parallelism=2", "ici_fsdp_parallelism=2", "ici_tensor_parallelism=2"];
     for parallelism in [
-        ["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"],
-        ["ici_fsdp_parallelism=8", "ici_tensor_parallelism=1"],
-        ["ici_fsdp_parallelism=4", "ici_autoregressive_parallelism=2"],
-        ["ici_fsdp_parallelism=2", "ici_tensor_parallelism=4"],
+        &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"][..],
+        &["ici_fsdp_parallelism=8", "ici_tensor_parallelism=1"],
+        &["ici_fsdp_parallelism=4", "ici_autoregressive_parallelism=2"],
+        &["ici_fsdp_parallelism=2", "ici_tensor_parallelism=4"],
+        &over_three,
     ] {
-        let engine = engine_on(8, &[&keys[..], &parallelism].concat());
+        let engine = engine_on(8, &[&keys[..], parallelism].concat());
         assert_eq!(tokens(&engine, &requests, &SamplingOptions::GREEDY), expected, "{parallelism:?}");
         assert_eq!(tokens(&engine, &requests, &WEIGHTED), drawn, "{parallelism:?}");
     }

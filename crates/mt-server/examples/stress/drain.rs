@@ -13,19 +13,24 @@ use crate::{Options, http, questions::Questions};
 /// The numbers of short and of long requests.
 const SHORT: usize = 16;
 const LONG: usize = 240;
+/// The tokens of the short ones' answers, which last until the signal and are done soon after it.
+const SHORT_LENGTH: u64 = 64;
 
 /// Ends the server, and checks what its clients see.
 pub async fn check(options: &Options, questions: &Questions) -> Result<Value, String> {
     let mut tasks = JoinSet::new();
-    // The short ones come first, so that they are done in time.
     for number in 0..SHORT + LONG {
         let (address, drain) = (options.address.clone(), options.drain_seconds);
-        let length = if number < SHORT { 8 } else { questions.max_length - 8 };
+        let length = if number < SHORT { SHORT_LENGTH } else { questions.max_length - 8 };
         let body = json!({
             "model": questions.model, "prompt": "1 2", "max_tokens": length, "ignore_eos": true, "temperature": 0,
             "stream": true, "n": if number < SHORT { 1 } else { 8 },
         });
         let stream = http::send(&address, "POST", "/v1/completions", body.to_string().as_bytes()).await?;
+        if number < SHORT {
+            // The engine has the short ones before the others, so that they are done in time.
+            stream.readable().await.map_err(|error| error.to_string())?;
+        }
         tasks.spawn(async move { (number < SHORT, finish(stream, drain).await) });
     }
     // All are accepted.

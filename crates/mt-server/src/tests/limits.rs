@@ -121,3 +121,26 @@ fn bodies_share_their_memory() {
     };
     assert!((0..500).any(is_accepted));
 }
+
+#[test]
+fn probes_are_answered_while_all_workers_are_busy() {
+    let stall = Duration::from_secs(3);
+    let server = Running::start(Scripted { stall, ..Scripted::new("x") });
+    let body = json!({ "prompt": "a" }).to_string();
+    // More requests than threads for them.
+    let mut clients: Vec<_> = (0..32).map(|_| server.client()).collect();
+    clients.iter_mut().for_each(|client| client.send("POST", "/v1/completions", &[], body.as_bytes()));
+    std::thread::sleep(Duration::from_millis(500));
+    for path in ["/health", "/ping", "/version", "/load", "/metrics"] {
+        let asked = Instant::now();
+        assert_eq!(server.get(path).status, 200, "{path}");
+        assert!(asked.elapsed() < stall / 3, "{path} took {:?}", asked.elapsed());
+    }
+    // The connections of other requests are served by the same thread.
+    let mut kept = server.client();
+    for _ in 0..2 {
+        let asked = Instant::now();
+        assert_eq!(kept.request("GET", "/health", &[], b"").status, 200);
+        assert!(asked.elapsed() < stall / 3, "{:?}", asked.elapsed());
+    }
+}

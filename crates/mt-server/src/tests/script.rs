@@ -46,6 +46,8 @@ pub struct Scripted {
     pub tokenizer: Arc<Tokenizer>,
     /// Whether the queue is full.
     pub is_full: bool,
+    /// The time for which each request keeps its thread.
+    pub stall: Duration,
 }
 
 impl Scripted {
@@ -57,6 +59,7 @@ impl Scripted {
             cancelled: Arc::default(),
             tokenizer: Arc::new(Tokenizer::bytes()),
             is_full: false,
+            stall: Duration::ZERO,
         }
     }
 }
@@ -68,6 +71,7 @@ fn scored(token: u32, top: Option<usize>) -> TokenLogProbability {
 
 impl Generator for Scripted {
     fn submit(&self, mut request: GenerationRequest) -> Result<Box<dyn AnswerStream>, SubmitError> {
+        std::thread::sleep(self.stall);
         if self.is_full {
             return Err(SubmitError::QueueFull { waiting: 1 });
         }

@@ -14,14 +14,14 @@ use mt_config::{Config, DecodeConfig, DecodeGroup};
 use mt_data::Tokenizer;
 use mt_engine::{
     EngineError, FinishReason, GeneratedToken, GenerationEvent, Limits, Loaded, PromptBounds, Request,
-    SamplingOptions, Timing, load,
+    SamplingOptions, Timing, load_with,
 };
 use mt_models::Model;
 use serde_json::json;
 
 use crate::{
     arguments::{Decode, Settings},
-    commands::{report_loaded, say_installation},
+    commands::{report_loaded, say_installation, speculation::PreparedSpeculation},
     failure::Failure,
 };
 pub use answer::{AnswerText, Screen};
@@ -32,7 +32,7 @@ pub use source::{FoundTokenizer, Source, configure, with_tokenizer_settings};
 /// Runs `maxtext decode`.
 pub fn run(mut command: Decode) -> Result<(), Failure> {
     command.json |= command.settings.take_flag("--json");
-    let Prepared { decode, tokenizer, prompts, stop, .. } = prepare(command.settings)?;
+    let Prepared { decode, tokenizer, prompts, stop, speculation, .. } = prepare(command.settings)?;
     if decode.decode.return_log_prob && !command.json {
         return Err(Failure::user(
             "`return_log_prob` adds log-probabilities to JSON objects, and answers are printed as text\n\
@@ -46,7 +46,7 @@ pub fn run(mut command: Decode) -> Result<(), Failure> {
                 .map(|sample| Asked { prompt, request: Request { prompt: prompt.tokens.clone(), sample } })
         })
         .collect();
-    let loaded = load(&decode, tokenizer, &mut say_installation)?;
+    let loaded = load_speculating(&decode, tokenizer, speculation)?;
     report_loading(&loaded);
     let limits = Limits { max_new_tokens: None, stop: stop.into_iter().collect() };
     let (timing, texts) = generate(&loaded, &decode.decode, &limits, &asked, command.json)?;
@@ -56,16 +56,28 @@ pub fn run(mut command: Decode) -> Result<(), Failure> {
 
 /// The answers to the prompts of a configuration, without showing them.
 pub fn answers(keys: Vec<String>) -> Result<Vec<String>, Failure> {
-    let Prepared { decode, tokenizer, prompts, stop, .. } = prepare(Settings { settings: keys })?;
+    let Prepared { decode, tokenizer, prompts, stop, speculation, .. } =
+        prepare(Settings { settings: keys })?;
     let requests: Vec<Request> =
         prompts.into_iter().map(|prompt| Request { prompt: prompt.tokens, sample: 0 }).collect();
-    let loaded = load(&decode, tokenizer, &mut say_installation)?;
+    let loaded = load_speculating(&decode, tokenizer, speculation)?;
     let limits = Limits { max_new_tokens: None, stop: stop.into_iter().collect() };
     let sampling = SamplingOptions::from_config(&decode.decode);
     let generation =
         loaded.session()?.generate(&requests, &sampling, &limits, |_| ControlFlow::Continue(()))?;
     let texts = generation.rows.iter().map(|row| loaded.tokenizer.decode(&row.tokens, true));
     Ok(texts.collect::<Result<_, _>>()?)
+}
+
+/// Loads a model, and what drafts its tokens.
+pub fn load_speculating(
+    decode: &DecodeConfig,
+    tokenizer: Tokenizer,
+    speculation: Option<PreparedSpeculation>,
+) -> Result<Loaded, Failure> {
+    load_with(decode, tokenizer, &mut say_installation, |loaded| {
+        speculation.map(|prepared| prepared.load(loaded)).transpose()
+    })
 }
 
 /// The input of a conversation, read before any hardware is started or any weight is read.
@@ -76,6 +88,7 @@ pub struct PreparedChat {
     pub chat: Chat,
     /// The tokens that end an answer.
     pub stop: Vec<u32>,
+    pub speculation: Option<PreparedSpeculation>,
 }
 
 /// Reads everything except the weights and the messages. Conversations need a chat template.
@@ -103,7 +116,8 @@ pub fn prepare_chat(settings: Settings) -> Result<PreparedChat, Failure> {
         ));
     };
     let stop = tokenizer.end_ids().iter().copied().chain(chat.end(&tokenizer)).collect();
-    Ok(PreparedChat { config, decode, tokenizer, chat, stop })
+    let speculation = PreparedSpeculation::prepare(&config, &decode, &tokenizer)?;
+    Ok(PreparedChat { config, decode, tokenizer, chat, stop, speculation })
 }
 
 /// The input of decoding, read before any hardware is started or any weight is read.
@@ -114,6 +128,7 @@ pub struct Prepared {
     prompts: Vec<Prompt>,
     /// The tokens that end an answer.
     stop: BTreeSet<u32>,
+    speculation: Option<PreparedSpeculation>,
 }
 
 /// Reads everything except the weights.
@@ -130,7 +145,8 @@ pub fn prepare(settings: Settings) -> Result<Prepared, Failure> {
     let prompts = prompts::encode(&decode.decode, &tokenizer, add_bos, chat.as_ref(), reads_source)?;
     let mut stop = tokenizer.end_ids().clone();
     stop.extend(chat.and_then(|chat| chat.end(&tokenizer)));
-    Ok(Prepared { config, decode, tokenizer, prompts, stop })
+    let speculation = PreparedSpeculation::prepare(&config, &decode, &tokenizer)?;
+    Ok(Prepared { config, decode, tokenizer, prompts, stop, speculation })
 }
 
 impl Prepared {
@@ -305,6 +321,9 @@ fn report_timing(timing: &Timing) {
         timing.first_token.as_secs_f64(),
         timing.compile.as_secs_f64(),
     );
+    if let Some(mean) = timing.tokens_per_verification() {
+        say!("drafts: {mean:.2} tokens per step of an answer that verifies some");
+    }
 }
 
 fn check_expectation(group: &DecodeGroup, texts: &[String]) -> Result<(), Failure> {
