@@ -21,6 +21,7 @@ mod published;
 mod refusals;
 mod resume;
 mod reward;
+mod rl;
 mod serve;
 mod served_adapters;
 #[path = "../common/server.rs"]

@@ -20,6 +20,7 @@ use crate::{
     plan::Devices,
     precomputed::Around,
     restore::Resumed,
+    rollouts::Sampling,
     signals::StopSignal,
     start::Start,
     train_loop::Loop,
@@ -35,7 +36,7 @@ pub struct TrainOptions {
     pub observer: Observer,
     /// The clone of this repository whose files the quick start trains on.
     pub repository: PathBuf,
-    /// Creates the generator of a student's own answers.
+    /// Creates the generator of answers of the model in training.
     pub generator: Option<MakeGenerator>,
 }
 
@@ -136,7 +137,8 @@ pub fn train(
         return Ok(directory.stopped(stop.received().unwrap_or_default()));
     };
     let answering = Answering::of(&trainer, options.generator.as_ref(), data.tokenizer.clone())?;
-    let RunData { train, evaluation, tokenizer, baseline, conversations, .. } = data;
+    let RunData { train, evaluation, tokenizer, baseline, conversations, prompts, .. } = data;
+    let sampling = Sampling::of(&trainer, options, (prompts, tokenizer.clone()), &directory.path)?;
     let logger = start_logger(&trainer, &directory, observer)?;
     let peak_tflops = peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision());
     let (manager, finished) = directory.into_manager();
@@ -144,6 +146,7 @@ pub fn train(
     let training = Loop {
         trainer,
         answering,
+        sampling,
         schedule,
         evaluation,
         manager,
