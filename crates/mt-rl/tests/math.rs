@@ -147,3 +147,21 @@ fn nothing_breaks_the_parser() {
         equal(odd, odd);
     }
 }
+
+/// Whether the checker agrees with Python's `math-verify` (`tests/goldens/math_verdicts.py`).
+#[test]
+fn verdicts_are_those_of_math_verify() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/goldens/math_verdicts.json");
+    let pairs: Vec<(String, String, bool)> =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    assert!(pairs.len() >= 2_000, "{}", pairs.len());
+    let differs = |(expected, given, verdict): &&(String, String, bool)| equal(expected, given) != *verdict;
+    let differing: Vec<_> = pairs.iter().filter(differs).collect();
+    assert!(
+        differing.is_empty(),
+        "{} of {}: {:?}",
+        differing.len(),
+        pairs.len(),
+        &differing[..differing.len().min(30)]
+    );
+}
