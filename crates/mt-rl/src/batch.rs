@@ -197,7 +197,7 @@ impl RolloutBatch {
         Ok(())
     }
 
-    /// What the rollouts have in common, under the names of TRL.
+    /// Statistics of rewards and lengths, under the names of TRL.
     pub fn metrics(&self) -> Vec<(String, f64)> {
         let mut found = Vec::new();
         let of_function = |name: &str| -> Vec<f64> {

@@ -128,8 +128,12 @@ impl RecordedRollouts {
     /// The file cannot be read, or fills no batch.
     pub fn open(path: &Path, options: RecordedOptions) -> Result<Self, RlError> {
         let file = RolloutFile::open(path)?;
-        let source = Self { file, options, step: 0, current: None };
+        let mut source = Self { file, options, step: 0, current: None };
         source.check_size()?;
+        // A file of another form is refused before training begins.
+        let first = source.read(0)?;
+        first.rows(0..first.len(), source.options.shape)?;
+        source.current = Some((0, first));
         Ok(source)
     }
 
@@ -296,11 +300,7 @@ mod tests {
     fn files_that_do_not_fit_are_refused() {
         let file = file(3);
         let message = |options: RecordedOptions| {
-            let mut source = match RecordedRollouts::open(file.path(), options) {
-                Ok(source) => source,
-                Err(error) => return error.to_string(),
-            };
-            source.next_batch().unwrap_err().to_string()
+            RecordedRollouts::open(file.path(), options).err().unwrap().to_string()
         };
         let few = message(RecordedOptions { rows: 8, ..options() });
         assert!(few.contains("holds 6 rollouts, but a batch has 16"), "{few}");

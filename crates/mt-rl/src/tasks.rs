@@ -40,7 +40,7 @@ impl TaskKind {
     }
 }
 
-/// What is generated.
+/// The kind and the difficulty of tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskOptions {
     pub kind: TaskKind,

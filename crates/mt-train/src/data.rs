@@ -335,6 +335,7 @@ impl DataRequest<'_> {
             Ok(Arc::new(set))
         };
         let set = read(&dataset, self.data.train_columns())?;
+        rollouts::check_answers(keys, settings, &set)?;
         let held_out = evaluation
             .filter(|_| self.evaluates)
             .map(|source| read(&Dataset::open_watched(&source, self.watch)?, self.data.eval_columns()))

@@ -75,7 +75,7 @@ pub enum RatioLevel {
     Answer,
 }
 
-/// What distinguishes an algorithm from the others, as far as keys do not change it.
+/// The properties by which algorithms differ, before keys change them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AlgorithmRow {
     pub ratio: RatioLevel,

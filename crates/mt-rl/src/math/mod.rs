@@ -21,7 +21,7 @@ const MOST: usize = 2_000;
 /// assert!(!equal("1000000", "1000001"));
 /// ```
 pub fn equal(expected: &str, given: &str) -> bool {
-    let [expected, given] = [expected, given].map(|text| text::essence(text));
+    let [expected, given] = [expected, given].map(text::essence);
     if expected.is_empty() || given.is_empty() {
         return expected == given;
     }

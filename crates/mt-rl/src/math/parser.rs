@@ -360,15 +360,14 @@ impl Parser<'_> {
         let separates = |group: usize, commas: usize| group == 3 || commas == 0 && (1..=3).contains(&group);
         while let Some(letter) = self.letters.get(self.place).copied() {
             let digit_at = |place: usize| self.letters.get(place).is_some_and(char::is_ascii_digit);
+            let is_group = (1..=3).all(|ahead| digit_at(self.place + ahead)) && !digit_at(self.place + 4);
             if letter.is_ascii_digit() {
                 digits.push(letter);
                 decimals += usize::from(is_decimal);
                 group += 1;
             } else if letter == '.' && !is_decimal {
                 is_decimal = true;
-            } else if letter == ',' && !is_decimal && separates(group, commas) && {
-                (1..=3).all(|ahead| digit_at(self.place + ahead)) && !digit_at(self.place + 4)
-            } {
+            } else if letter == ',' && !is_decimal && separates(group, commas) && is_group {
                 // A comma before exactly three digits separates thousands.
                 (group, commas) = (0, commas + 1);
             } else {

@@ -142,7 +142,7 @@ impl Process {
                     Err(error) => Err(format!("its output cannot be read: {error}")),
                 };
                 let is_end = message.is_err();
-                // A process that writes more than it is asked waits here, until it is ended.
+                // A process that writes further lines waits here, until it is ended.
                 if sender.send(message).is_err() || is_end {
                     return;
                 }

@@ -5,21 +5,21 @@ use crate::math;
 /// The rewards of solutions and formats, as MaxText's keys name them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AnswerRewards {
-    /// Of a solution that is, or means, the expected answer.
+    /// The reward of a solution that is, or means, the expected answer.
     pub exact: f64,
-    /// Of a solution that differs from it by white space only.
+    /// The reward of a solution that differs from it by white space only.
     pub white_space: f64,
-    /// Of an answer with all marks in their order.
+    /// The reward of an answer with all marks in their order.
     pub exact_format: f64,
-    /// Of each mark that appears once.
+    /// The reward of each mark that appears once.
     pub partial_format: f64,
-    /// Of a number within 10 percent of the expected one.
+    /// The reward of a number within 10 percent of the expected one.
     pub within_10_percent: f64,
-    /// Of a number within 20 percent.
+    /// The reward of a number within 20 percent.
     pub within_20_percent: f64,
-    /// Of each mark that is missing or repeated.
+    /// The reward of each mark that is missing or repeated.
     pub wrong_format: f64,
-    /// Of a wrong solution.
+    /// The reward of a wrong solution.
     pub wrong: f64,
 }
 

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use mt_config::{KlEstimator, KlPlace, RewardAggregation, RewardScale, RlAlgorithm, RlGroup, RolloutGroup};
 use mt_rl::{
-    AdvantageRule, BatchRules,
+    AdvantageRule, BatchRules, PromptSet,
     advantages::{Estimator, Lambda, Scale},
     rewards::{AnswerRewards, CommandSettings, Function, Marks, Overlong, RewardSettings},
 };
+
+use crate::TrainError;
 
 pub(crate) use sampling::{HostMetric, Sampling};
 
@@ -66,6 +68,18 @@ fn advantage(keys: &RlGroup) -> AdvantageRule {
             }
         },
     }
+}
+
+/// Refuses prompts without the expected answers that a reward function compares with.
+pub(crate) fn check_answers(
+    keys: &RlGroup,
+    settings: &RolloutGroup,
+    prompts: &PromptSet,
+) -> Result<(), TrainError> {
+    let functions = reward_settings(keys, settings).functions;
+    let needing = functions.iter().find(|(function, _)| function.needs_answer());
+    let (Some((function, _)), Some(index)) = (needing, prompts.without_answer()) else { return Ok(()) };
+    Err(TrainError::NoAnswer { function: function.name(), text: prompts.prompts[index].text.clone() })
 }
 
 /// The reward functions of a run.

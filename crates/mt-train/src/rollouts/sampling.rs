@@ -90,13 +90,6 @@ impl Sampling {
         let next = step.div_ceil(order.steps());
         let log_path = run_directory.join(ROLLOUTS);
         let rewards = reward_settings(&keys, &settings.rollouts);
-        let needing = rewards.functions.iter().find(|(function, _)| function.needs_answer());
-        if let (Some((function, _)), Some(index)) = (needing, train.without_answer()) {
-            return Err(TrainError::NoAnswer {
-                function: function.name(),
-                text: train.prompts[index].text.clone(),
-            });
-        }
         Ok(Some(Self {
             rules: rules(&keys),
             shape: RowShape {

@@ -136,16 +136,14 @@ pub fn train(
     let Some(data) = start.precompute(&trainer, data, &around)? else {
         return Ok(directory.stopped(stop.received().unwrap_or_default()));
     };
-    let answering = Answering::of(&trainer, options.generator.as_ref(), data.tokenizer.clone())?;
     let RunData { train, evaluation, tokenizer, baseline, conversations, prompts, .. } = data;
     let sampling = Sampling::of(&trainer, options, (prompts, tokenizer.clone()), &directory.path)?;
     let logger = start_logger(&trainer, &directory, observer)?;
-    let peak_tflops = peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision());
     let (manager, finished) = directory.into_manager();
     monitor.begin_loop(trainer.steps_done(), goodput, &plan.settings.run);
     let training = Loop {
+        answering: Answering::of(&trainer, options.generator.as_ref(), tokenizer.clone())?,
         trainer,
-        answering,
         sampling,
         schedule,
         evaluation,
@@ -153,7 +151,7 @@ pub fn train(
         logger,
         stop,
         observer: observer.clone(),
-        peak_tflops,
+        peak_tflops: peak_tflops(&runtime, plan.settings.model.dtype, plan.model.precision()),
         monitor,
     };
     let (finished, progress) = finished.after(training.run(train, position))?;
