@@ -4,6 +4,7 @@ mod checkpoint;
 mod data;
 mod distill;
 mod preference;
+mod rl;
 mod serve;
 
 use std::{ffi::OsString, path::PathBuf};
@@ -18,10 +19,11 @@ pub use checkpoint::{
     Average, CheckpointCommand, CheckpointDiff, Export, ExportFormat, ExportType, Import, Inspect,
     ParamsOnly, Reshard, Verify,
 };
-pub use data::{DataCheckLogits, DataCommand, DataSaveLogits, DataShow};
+pub use data::{DataCheckLogits, DataCommand, DataGenerate, DataSaveLogits, DataShow};
 use distill::{DISTILL, DISTILL_EXAMPLES};
 use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
 pub use preference::{Reward, RewardCommand, RewardScore};
+use rl::{RL, RL_EXAMPLES};
 pub use serve::{BenchCommand, BenchInference, BenchServe, Serve};
 use serve::{CHAT, CHAT_EXAMPLES, SERVE, SERVE_EXAMPLES};
 
@@ -327,6 +329,9 @@ pub enum Command {
     /// Train a model that judges answers, or score answers with it
     #[command(long_about = REWARD, after_help = REWARD_EXAMPLES)]
     Reward(Reward),
+    /// Train a model by reinforcement learning
+    #[command(long_about = RL, after_help = RL_EXAMPLES)]
+    Rl(Settings),
     /// Train a small model on the outputs of a larger one
     #[command(long_about = DISTILL, after_help = DISTILL_EXAMPLES)]
     Distill(Settings),

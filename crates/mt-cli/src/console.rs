@@ -156,6 +156,7 @@ impl Display {
 fn summary(step: &Metrics, evaluation_loss: Option<f64>) -> String {
     let fields = [
         step.get(names::LOSS).map(|loss| format!("loss {loss:.3}")),
+        step.get(names::REWARD).map(|reward| format!("reward {reward:.3}")),
         evaluation_loss.map(|loss| format!("eval {loss:.3}")),
         step.get(names::TOKENS_PER_SECOND).map(|tokens| format!("{tokens:.0} tokens/s/device")),
     ];
@@ -172,6 +173,7 @@ fn step_line(record: &StepRecord) -> String {
         ("loss", names::LOSS),
         ("lm_loss", names::LM_LOSS),
         ("perplexity", names::PERPLEXITY),
+        ("reward", names::REWARD),
     ];
     format!("completed step: {}{}", record.step, values(&record.metrics, &fields, ": "))
 }
@@ -183,6 +185,8 @@ fn evaluation_line(record: &EvaluationRecord) -> String {
         ("total_weights", names::EVALUATION_TOTAL_WEIGHTS),
         ("perplexity", names::EVALUATION_PERPLEXITY),
         ("bits_per_byte", names::EVALUATION_BITS_PER_BYTE),
+        ("accuracy", names::EVALUATION_ACCURACY),
+        ("reward", names::EVALUATION_REWARD),
     ];
     format!("eval metrics after step: {}{}", record.step, values(&record.metrics, &fields, "="))
 }

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use mt_engine::{Engine, EngineOptions, GenerationEvent, Limits, PromptBounds, Request, SamplingOptions};
 use mt_runtime::Array;
-use mt_train::{AnswerSampling, GenerationError, Generator, Trainer};
+use mt_train::{AnswerRequest, AnswerSampling, GenerationError, Generator, GivenAnswer, Trainer};
 
 /// The most prompts that are answered at once.
 const MAX_BATCH: usize = 64;
@@ -36,17 +36,18 @@ impl Generator for BorrowingEngine {
     fn answers(
         &self,
         parameters: &[Array],
-        prompts: &[Vec<u32>],
+        given: &[AnswerRequest],
         sampling: &AnswerSampling,
-    ) -> Result<Vec<Vec<u32>>, GenerationError> {
-        let fits = |prompt: &Vec<u32>| !prompt.is_empty() && prompt.len() < sampling.max_length;
-        let asked: Vec<usize> = (0..prompts.len()).filter(|row| fits(&prompts[*row])).collect();
-        let requests: Vec<Request> =
-            asked.iter().map(|row| Request { prompt: prompts[*row].clone(), sample: *row as u64 }).collect();
+    ) -> Result<Vec<GivenAnswer>, GenerationError> {
+        let fits = |request: &AnswerRequest| (1..sampling.max_length).contains(&request.prompt.len());
+        let asked: Vec<usize> = (0..given.len()).filter(|row| fits(&given[*row])).collect();
+        let request =
+            |row: &usize| Request { prompt: given[*row].prompt.clone(), sample: given[*row].sample };
+        let requests: Vec<Request> = asked.iter().map(request).collect();
         let options = SamplingOptions {
             temperature: sampling.temperature,
-            top_k: None,
-            top_p: None,
+            top_k: sampling.top_k,
+            top_p: sampling.top_p,
             seed: sampling.seed,
         };
         let limits = Limits { max_new_tokens: Some(sampling.max_tokens), stop: Vec::new() };
@@ -55,9 +56,10 @@ impl Generator for BorrowingEngine {
             GenerationEvent::Token(token) if sampling.ends.contains(&token.token) => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
         })?;
-        let mut answers = vec![Vec::new(); prompts.len()];
+        let mut answers = vec![GivenAnswer::default(); given.len()];
         for (row, answer) in asked.into_iter().zip(generation.rows) {
-            answers[row] = answer.tokens;
+            let (tokens, log_probabilities) = (answer.tokens, answer.log_probabilities);
+            answers[row] = GivenAnswer { tokens, log_probabilities };
         }
         Ok(answers)
     }

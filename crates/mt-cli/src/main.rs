@@ -50,6 +50,9 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Command::Distill(settings) => {
             return commands::train::run_as(PresetCommand::named("distill"), settings, None);
         }
+        Command::Rl(settings) => {
+            return commands::train::run_as(PresetCommand::named("rl"), settings, None);
+        }
         Command::Reward(arguments) => return commands::reward::run(arguments),
         Command::Data(command) => return commands::data::run(command),
         Command::Compile(command) => return commands::compile::run(command),

@@ -30,20 +30,21 @@ pub use coerce::value_text;
 pub use config::{Config, Difference, Entry, yaml_text};
 pub use error::{ConfigError, Problem};
 pub use groups::{
-    AbsentHardware, AheadGroup, Annealed, AttentionBlocks, AttentionGroup, AttentionKind, AttentionType,
-    BaseCodes, BatchSchedule, BlocksGroup, BroughtTokenizer, CanvasPolicy, CheckpointGroup, CompressedGroup,
-    ContextGroup, DataFormat, DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup, DecoderBlock,
-    DistillationGroup, DivergenceType, EngramGroup, ExpertsGroup, FeatureLoss, GatedDeltaGroup, Hardware,
-    HardwareNotes, HfTextUnit, HyperConnectionGroup, IndexerGroup, InferenceBenchmarkGroup, InferenceStage,
-    KeptIn, KeptNumbers, LatentGroup, LayerAttention, LearningRateSchedule, LoadConfig, LogitAlignment,
-    LogitsGroup, LoraGroup, MambaGroup, MatmulPrecision, MlpActivation, ModelGroup, MonitorGroup,
-    ObjectiveGroup, OptimizerGroup, OptimizerSpace, OptimizerSpaceChoice, OptimizerType, OrpoForm,
-    PackingType, Parallelism, PlacementGroup, PositionGroup, PreferenceAlgorithm, PreferenceGroup,
-    PreferenceLoss, RecordKind, RematGroup, RematPolicy, RewardGroup, RewardType, RopeType, RoutedScores,
-    RunGroup, SamplingStrategy, SavePeriod, SavingGroup, ServeGroup, SftLoss, SpeculativeMethod, Teacher,
-    TensorLocation, TokenizerChoice, TokenizerGroup, TokenizerType, TrainConfig, TrainingObjective,
-    WeightSchedule, WsdDecayStyle, is_published_model, run_directory_of, saved_config_path,
-    token_numbers_path, tokenizer_directory,
+    AbsentHardware, AheadGroup, AlgorithmRow, Annealed, AttentionBlocks, AttentionGroup, AttentionKind,
+    AttentionType, BaseCodes, BatchSchedule, BlocksGroup, BroughtTokenizer, CanvasPolicy, CheckpointGroup,
+    CompressedGroup, ContextGroup, DataFormat, DataGroup, DatasetType, DebugGroup, DecodeConfig, DecodeGroup,
+    DecoderBlock, DistillationGroup, DivergenceType, EngramGroup, EvaluationSampling, ExpertsGroup,
+    FeatureLoss, GatedDeltaGroup, Hardware, HardwareNotes, HfTextUnit, HyperConnectionGroup, IndexerGroup,
+    InferenceBenchmarkGroup, InferenceStage, KeptIn, KeptNumbers, KlEstimator, KlPlace, LatentGroup,
+    LayerAttention, LearningRateSchedule, LoadConfig, LogitAlignment, LogitsGroup, LoraGroup,
+    LossAggregation, MambaGroup, MatmulPrecision, MlpActivation, ModelGroup, MonitorGroup, ObjectiveGroup,
+    OldPolicy, OptimizerGroup, OptimizerSpace, OptimizerSpaceChoice, OptimizerType, OrpoForm, PackingType,
+    Parallelism, PlacementGroup, PositionGroup, PreferenceAlgorithm, PreferenceGroup, PreferenceLoss,
+    RatioLevel, RecordKind, RematGroup, RematPolicy, RewardAggregation, RewardGroup, RewardScale, RewardType,
+    RlAlgorithm, RlGroup, RolloutGroup, RopeType, RoutedScores, RunGroup, SamplingStrategy, SavePeriod,
+    SavingGroup, ServeGroup, SftLoss, SpeculativeMethod, Teacher, TensorLocation, TokenizerChoice,
+    TokenizerGroup, TokenizerType, TrainConfig, TrainingObjective, WeightSchedule, WsdDecayStyle,
+    is_published_model, run_directory_of, saved_config_path, token_numbers_path, tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};
 pub use named::{Named, model_names, nearest_names, preset_names};

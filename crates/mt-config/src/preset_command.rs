@@ -7,7 +7,8 @@ use crate::{
 };
 
 /// A command that trains with a preset: `maxtext sft …` is `maxtext train post_train/sft.yml …`, and `maxtext dpo …` is
-/// `maxtext train post_train/dpo.yml …` without the model that this file names, as is `maxtext distill …`. `reward.yml` is this project's own.
+/// `maxtext train post_train/dpo.yml …` without the model that this file names, as is `maxtext distill …`. `reward.yml` and
+/// `reinforcement.yml` are this project's own.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PresetCommand {
     pub name: &'static str,
@@ -45,6 +46,14 @@ pub static PRESET_COMMANDS: &[PresetCommand] = &[
         name: "reward",
         preset: "reward",
         sets: &[("use_reward", true)],
+        needs: &[],
+        leaves_out: &[],
+        quick_start: &[],
+    },
+    PresetCommand {
+        name: "rl",
+        preset: "reinforcement",
+        sets: &[("use_rl", true)],
         needs: &[],
         leaves_out: &[],
         quick_start: &[],

@@ -549,6 +549,7 @@ impl Merge {
         self.config.settle_dataset();
         self.config.settle_files();
         self.config.settle_student();
+        self.config.settle_grpo();
         if let Some(command) = command {
             command.check(&self.config, &mut self.problems);
         }

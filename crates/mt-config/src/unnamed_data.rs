@@ -91,6 +91,13 @@ impl Config {
         formats.iter().find(|(_, endings)| all_end(endings)).map(|(format, _)| *format)
     }
 
+    /// Lets MaxText's earlier switch of reinforcement learning set the present one.
+    pub(crate) fn settle_grpo(&mut self) {
+        if self.entry("use_grpo").value == true && !self.entry("use_rl").origin.is_given() {
+            self.replace("use_rl", true.into(), Origin::Derived);
+        }
+    }
+
     /// Sets the mask of trained parameters to that of a student.
     pub(crate) fn settle_student(&mut self) {
         let patterns = self.entry("student_params_to_update").value.clone();
@@ -110,8 +117,12 @@ impl Config {
     /// Notes about training with this configuration, in addition to [`Config::notes`].
     pub fn training_notes(&self) -> Vec<String> {
         let entry = self.entry("dataset_type");
-        let is_stored = self.entry("offline_data_dir").value.as_str().is_some_and(|path| !path.is_empty());
-        if is_stored || entry.origin != Origin::Default || entry.value != entry.key.default.value() {
+        let is_set = |key: &str| self.entry(key).value.as_str().is_some_and(|path| !path.is_empty());
+        if is_set("offline_data_dir")
+            || is_set("rollouts_path")
+            || entry.origin != Origin::Default
+            || entry.value != entry.key.default.value()
+        {
             return Vec::new();
         }
         vec![format!(

@@ -24,20 +24,40 @@ pub struct AnswerSampling {
     pub max_length: usize,
     /// The tokens that end an answer, to which they belong.
     pub ends: BTreeSet<u32>,
+    /// The number of the most probable tokens among which each is drawn; all of them if `None`.
+    pub top_k: Option<usize>,
+    /// The probability of the most probable tokens among which each is drawn; all of them if `None`.
+    pub top_p: Option<f64>,
+}
+
+/// A prompt to be answered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AnswerRequest {
+    pub prompt: Vec<u32>,
+    /// Together with the seed, this number decides the draws. Successive requests with the same prompt and successive numbers
+    /// are answered from one pass over the prompt.
+    pub sample: u64,
+}
+
+/// An answer with the log-probabilities of its tokens, before a temperature or a truncation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GivenAnswer {
+    pub tokens: Vec<u32>,
+    pub log_probabilities: Vec<f32>,
 }
 
 /// Continues prompts with the parameters of a trainer.
 pub trait Generator {
-    /// The answers to prompts, in their order. The answer to a prompt that leaves no room is empty.
+    /// The answers to requests, in their order. The answer to a prompt that leaves no room is empty.
     ///
     /// # Errors
     /// A program cannot be compiled or run.
     fn answers(
         &self,
         parameters: &[Array],
-        prompts: &[Vec<u32>],
+        requests: &[AnswerRequest],
         sampling: &AnswerSampling,
-    ) -> Result<Vec<Vec<u32>>, GenerationError>;
+    ) -> Result<Vec<GivenAnswer>, GenerationError>;
 }
 
 /// Creates the generator of a trainer.
@@ -81,10 +101,16 @@ impl Answering {
             // The last token of a row is only a target.
             max_length: (self.length + 1).min(positions),
             ends: self.ends(&batch),
+            top_k: None,
+            top_p: None,
         };
         let prompts = answers::prompts(&batch);
-        let made = self.generator.answers(trainer.parameters()?, &prompts, &sampling);
+        let request =
+            |(row, prompt): (usize, &Vec<u32>)| AnswerRequest { prompt: prompt.clone(), sample: row as u64 };
+        let requests: Vec<AnswerRequest> = prompts.iter().enumerate().map(request).collect();
+        let made = self.generator.answers(trainer.parameters()?, &requests, &sampling);
         let made = made.map_err(TrainError::Generation)?;
+        let made: Vec<Vec<u32>> = made.into_iter().map(|answer| answer.tokens).collect();
         Ok(answers::with_answers(&batch, &prompts, &made, self.tokenizer.pad_id()))
     }
 

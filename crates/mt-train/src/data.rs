@@ -3,8 +3,8 @@
 use std::{path::Path, sync::Arc};
 
 use mt_config::{
-    BroughtTokenizer, DataFormat, DataGroup, HfTextUnit, PackingType, RecordKind, TokenizerChoice,
-    TokenizerGroup, tokenizer_directory,
+    BroughtTokenizer, DataFormat, DataGroup, HfTextUnit, PackingType, RecordKind, RlGroup, RolloutGroup,
+    TokenizerChoice, TokenizerGroup, tokenizer_directory,
 };
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, ChatTemplate, CompressedVocabulary, ConversationColumns,
@@ -15,9 +15,10 @@ use mt_data::{
     save_instruction_pairs, save_instructions, train_bpe,
 };
 
+use mt_rl::{PromptForm, PromptOrder, PromptSet, PromptSource, RecordedOptions, RecordedRollouts, RowShape};
 use serde_json::json;
 
-use crate::{Observer, TrainError, events, objective::Objective};
+use crate::{Observer, TrainError, events, objective::Objective, rollouts};
 
 /// The data of a run.
 pub struct RunData {
@@ -31,13 +32,30 @@ pub struct RunData {
     pub(crate) rows_of_epoch: Option<u64>,
     /// How the training data's records become tokens, with counts of examples; none for plain text.
     pub(crate) conversations: Option<Arc<Conversations>>,
+    /// The prompts whose numbers the batches hold, if the run answers prompts.
+    pub(crate) prompts: Option<RunPrompts>,
 }
 
 impl RunData {
     /// Training data and held-out data without text.
     pub fn new(train: Box<dyn BatchSource>, evaluation: Option<Box<dyn HeldOut>>) -> Self {
-        Self { train, evaluation, tokenizer: None, baseline: None, rows_of_epoch: None, conversations: None }
+        Self {
+            train,
+            evaluation,
+            tokenizer: None,
+            baseline: None,
+            rows_of_epoch: None,
+            conversations: None,
+            prompts: None,
+        }
     }
+}
+
+/// The prompts of a run.
+pub(crate) struct RunPrompts {
+    pub train: Arc<PromptSet>,
+    pub held_out: Option<Arc<PromptSet>>,
+    pub order: PromptOrder,
 }
 
 /// The inputs for the score of a unigram model, which only counts tokens.
@@ -146,7 +164,8 @@ impl DataRequest<'_> {
             Some(RecordKind::JudgedAnswers) => Examples::JudgedAnswers,
             Some(RecordKind::RankedAnswers) => Examples::RankedAnswers,
             Some(RecordKind::JudgedSteps) => Examples::JudgedSteps,
-            Some(RecordKind::Conversations) | None => Examples::Documents,
+            // Prompts are read by their own function.
+            Some(RecordKind::Conversations | RecordKind::Prompts) | None => Examples::Documents,
         };
         let form = |columns: Vec<String>| {
             let form = self.form(&columns, &template).filter(|_| is_of_records(&train));
@@ -183,6 +202,7 @@ impl DataRequest<'_> {
             baseline: Some(baseline),
             rows_of_epoch,
             conversations,
+            prompts: None,
         })
     }
 
@@ -233,9 +253,7 @@ impl DataRequest<'_> {
         };
         let train = StoredLogitsSource::open(directory, options)?;
         // Stored rows are tokens already. The run's tokenizer is for held-out text, and for its users.
-        let has_tokenizer = self.inherited_tokenizer.is_some()
-            || self.tokenizer.is_named() && self.tokenizer.tokenizer_vocab_size == 0;
-        let tokenizer = match has_tokenizer {
+        let tokenizer = match self.brings_tokenizer() {
             true => Some(self.saved_tokenizer(|| self.named_tokenizer())?),
             false => None,
         };
@@ -255,7 +273,94 @@ impl DataRequest<'_> {
             tokenizer,
             baseline: None,
             conversations: None,
+            prompts: None,
         })
+    }
+
+    /// Opens recorded rollouts.
+    ///
+    /// # Errors
+    /// The file or a tokenizer cannot be read, or the file does not fill a batch.
+    pub(crate) fn recorded_rollouts(&self, keys: &RlGroup, length: usize) -> Result<RunData, TrainError> {
+        let path = self.data.recorded_rollouts().ok_or(TrainError::NoPrompts)?;
+        // Rollouts are tokens already. The run's tokenizer is for its users.
+        let tokenizer = match self.brings_tokenizer() {
+            true => Some(self.saved_tokenizer(|| self.named_tokenizer())?),
+            false => None,
+        };
+        let pad = tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.pad_id());
+        let options = RecordedOptions {
+            rows: self.first_rows,
+            mini_batches: keys.num_mini_batches,
+            iterations: keys.num_iterations,
+            num_epoch: self.data.num_epoch,
+            shape: RowShape { length, pad, vocab_size: self.data.vocab_size },
+            rules: rollouts::rules(keys),
+        };
+        let train = RecordedRollouts::open(path, options)?;
+        Ok(RunData { tokenizer, ..RunData::new(Box::new(train), None) })
+    }
+
+    /// Opens prompts, which the run answers.
+    ///
+    /// # Errors
+    /// Files or a tokenizer cannot be read, or a record holds no prompt.
+    pub(crate) fn prompts(&self, keys: &RlGroup, settings: &RolloutGroup) -> Result<RunData, TrainError> {
+        let (train, evaluation) = self.sources()?;
+        if !is_of_records(&train) {
+            return Err(TrainError::NoPrompts);
+        }
+        let dataset = Dataset::open_watched(&train, self.watch)?;
+        let tokenizer = self.open_tokenizer(&dataset)?.ok_or(TrainError::NoPrompts)?;
+        let template = self.chat_template(&train)?;
+        let read = |dataset: &Dataset, columns: Vec<String>| -> Result<Arc<PromptSet>, TrainError> {
+            let form = PromptForm {
+                prompt_column: columns.first().map_or("prompt", String::as_str),
+                answer_column: columns.get(1).map(String::as_str),
+                template: template.as_ref(),
+                system_prompt: &settings.system_prompt,
+                add_bos: self.tokenizer.add_bos,
+                tokenizer: &tokenizer,
+                max_tokens: settings.max_prefill_predict_length.min(self.data.max_target_length),
+            };
+            let set = PromptSet::read(dataset, &form)?;
+            if set.left_out > 0 {
+                let (left_out, most) = (set.left_out, form.max_tokens);
+                let text = format!(
+                    "{left_out} prompts of {} are left out: they have more than {most} tokens",
+                    dataset.name()
+                );
+                events::note(self.observer, text);
+            }
+            Ok(Arc::new(set))
+        };
+        let set = read(&dataset, self.data.train_columns())?;
+        rollouts::check_answers(keys, settings, &set)?;
+        let held_out = evaluation
+            .filter(|_| self.evaluates)
+            .map(|source| read(&Dataset::open_watched(&source, self.watch)?, self.data.eval_columns()))
+            .transpose()?;
+        let order = PromptOrder {
+            rows: self.first_rows,
+            samples: keys.num_generations,
+            mini_batches: keys.num_mini_batches,
+            iterations: keys.num_iterations,
+            shuffle: settings.enable_data_shuffling,
+            seed: settings.data_shuffle_seed,
+            num_epoch: self.data.num_epoch,
+        };
+        let source = PromptSource::new(set.clone(), order)?;
+        Ok(RunData {
+            tokenizer: Some(tokenizer),
+            prompts: Some(RunPrompts { train: set, held_out, order }),
+            ..RunData::new(Box::new(source), None)
+        })
+    }
+
+    /// Whether a run whose rows are tokens already has a tokenizer.
+    fn brings_tokenizer(&self) -> bool {
+        self.inherited_tokenizer.is_some()
+            || self.tokenizer.is_named() && self.tokenizer.tokenizer_vocab_size == 0
     }
 
     /// How records with these columns become tokens; none for plain text.
@@ -282,6 +387,7 @@ impl DataRequest<'_> {
                 let (separator, last_only) = (&self.data.step_separator, self.data.train_on_last_step_only);
                 Conversations::with_rewards(RewardColumns::of_steps(columns, separator, last_only)?, template)
             }
+            RecordKind::Prompts => return None,
         })
     }
 

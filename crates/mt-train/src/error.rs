@@ -6,6 +6,7 @@ use mt_checkpoint::CheckpointError;
 use mt_config::ConfigError;
 use mt_data::DataError;
 use mt_models::{ModelError, StateError};
+use mt_rl::RlError;
 use mt_runtime::RuntimeError;
 use mt_shape::SplitsNothing;
 use mt_trace::TraceError;
@@ -19,6 +20,8 @@ pub enum TrainError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Data(#[from] DataError),
+    #[error(transparent)]
+    Rl(#[from] RlError),
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
@@ -88,10 +91,20 @@ pub enum TrainError {
     #[error("`{key}` cannot be applied: {problem}")]
     StudentWeights { key: &'static str, problem: String },
     #[error(
-        "the student's own answers are requested (`distill_student_answers`), but nothing can generate them"
+        "answers of the model in training are requested, but the caller has passed nothing that generates them"
     )]
     NoGenerator,
-    #[error("the student's own answers cannot be generated: {0}")]
+    #[error(
+        "the data holds no prompts, because it is not text in columns\nhint: name JSON lines or parquet files with prompts and answers: `hf_path=json hf_train_files=prompts.jsonl`"
+    )]
+    NoPrompts,
+    #[error(
+        "the reward `{function}` compares with an expected answer, but the prompt {text:?} has none\nhint: name the column of answers, as in `train_data_columns=[prompt,answer]`, or use other functions: `reward_functions=command`"
+    )]
+    NoAnswer { function: &'static str, text: String },
+    #[error("step {step} continues a batch of answers, but `{path}` holds {found} of its {needed} answers\nhint: restore the file, or resume from an earlier checkpoint", path = path.display())]
+    LostRollouts { step: u64, path: PathBuf, found: usize, needed: usize },
+    #[error("answers of the model in training cannot be generated: {0}")]
     Generation(crate::GenerationError),
     #[error("the state was lost when a step failed\nhint: start again from the last checkpoint")]
     StateLost,
@@ -128,8 +141,12 @@ impl TrainError {
             | Self::NoTeacher
             | Self::StudentWeights { .. }
             | Self::NoGenerator
+            | Self::NoPrompts
+            | Self::NoAnswer { .. }
+            | Self::LostRollouts { .. }
             | Self::NoBatch => true,
             Self::Data(error) => error.is_user_error(),
+            Self::Rl(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),
             Self::Checkpoint(error) => error.is_user_error(),
             Self::State(error) => error.is_user_error(),

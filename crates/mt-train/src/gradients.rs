@@ -288,6 +288,29 @@ impl LossRule {
         self.objective.evaluate(&models, batch)
     }
 
+    /// The scores of answers.
+    ///
+    /// # Panics
+    /// The objective has none.
+    pub fn scores<'t>(
+        &self,
+        specs: &[(Path, ParamSpec)],
+        models: &ModelTensors<'t>,
+        batch: &BatchTensors<'t>,
+    ) -> Tensor<'t> {
+        let frozen_specs = self.frozen_specs();
+        let trained = BoundModel {
+            model: &*self.model,
+            specs,
+            parameters: &models.trained,
+            usage: self.usage,
+            dropout: None,
+            is_differentiated: false,
+        };
+        let models = Models { trained, frozen: self.bind_frozen(&frozen_specs, &models.frozen) };
+        self.objective.scores(&models, batch).expect("the objective scores answers")
+    }
+
     /// The array of a batch that `model` computes before training.
     ///
     /// # Panics

@@ -32,6 +32,7 @@ mod program;
 mod query_key_clip;
 mod remedies;
 mod restore;
+mod rollouts;
 mod run;
 mod saved_logits;
 mod signals;
@@ -45,7 +46,7 @@ mod update;
 #[cfg(test)]
 mod tests;
 
-pub use answers::{AnswerSampling, GenerationError, Generator, MakeGenerator};
+pub use answers::{AnswerRequest, AnswerSampling, GenerationError, Generator, GivenAnswer, MakeGenerator};
 pub use data::{DataRequest, RunData, local_source};
 pub use error::TrainError;
 pub use events::{Event, Observer};

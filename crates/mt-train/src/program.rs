@@ -30,9 +30,10 @@ const TRAIN_STEP: &str = "train_step";
 const EVALUATION_STEP: &str = "eval_step";
 const PRECOMPUTE: &str = "precompute";
 const TOP_LOGITS: &str = "top_logits";
+const SCORES: &str = "answer_scores";
 
 /// The names of all programs.
-pub(crate) const NAMES: [&str; 8] = [
+pub(crate) const NAMES: [&str; 9] = [
     INITIALIZE,
     INITIALIZE_PARAMETERS,
     FIRST_MAGNITUDES,
@@ -41,6 +42,7 @@ pub(crate) const NAMES: [&str; 8] = [
     EVALUATION_STEP,
     PRECOMPUTE,
     TOP_LOGITS,
+    SCORES,
 ];
 
 /// The inputs from which programs are traced.
@@ -207,6 +209,21 @@ impl Programs {
             vec![vector]
         })?;
         Ok(Measured { program, names: names.into() })
+    }
+
+    /// Traces the program that computes the scores of `rows` answers, if the objective has them. It takes the parameters,
+    /// the arrays of frozen models and a batch.
+    pub fn scores(&self, rows: usize) -> Result<Program, TrainError> {
+        let specs = self.model.parameters();
+        self.build(SCORES, |inputs| {
+            let parameters = self.layout.declare(inputs, self.layout.parameters(), false);
+            let frozen = self.frozen(inputs, &parameters);
+            let trained = self.layout.for_model(&specs, &parameters);
+            let batch = self.batch_of(inputs, &self.loss.objective.scored_arrays(rows));
+            let models = ModelTensors { trained, frozen };
+            let scores = self.loss.scores(&specs, &models, &batch);
+            vec![inputs.replicated("scores", scores)]
+        })
     }
 
     /// Traces the program that computes an array of `rows` rows before training. It takes all parameters of `model` and the

@@ -19,6 +19,7 @@ use crate::{
     measured::PendingMetrics,
     metrics::{MetricLogger, StepMeasurements, names},
     monitor::{Activity, GoodputSummary, Monitor},
+    rollouts::{HostMetric, Sampling},
     run::{Ending, EvaluationSummary, LocalCheckpoints, Schedule},
     signals::StopSignal,
 };
@@ -39,6 +40,8 @@ pub(crate) struct Loop {
     pub trainer: Trainer,
     /// The replacement of a batch's answers by the student's own.
     pub answering: Option<Answering>,
+    /// The sampling of answers to a batch's prompts.
+    pub sampling: Option<Sampling>,
     pub schedule: Schedule,
     pub evaluation: Option<Box<dyn HeldOut>>,
     pub stop: StopSignal,
@@ -62,6 +65,8 @@ struct InFlight {
     step: u64,
     rows: usize,
     metrics: PendingMetrics,
+    /// Metrics that the host has measured.
+    of_host: Vec<HostMetric>,
     data_wait: Duration,
     /// The start of the step's iteration.
     began: Instant,
@@ -149,7 +154,8 @@ impl Loop {
     /// run is over.
     fn turn(&mut self, state: &mut State) -> Result<Option<Ending>, TrainError> {
         let (step, steps) = (self.step(), self.trainer.plan.settings.run.steps);
-        let evaluates = self.evaluation.is_some()
+        let has_exam = self.sampling.as_ref().is_some_and(Sampling::has_exam);
+        let evaluates = (self.evaluation.is_some() || has_exam)
             && Schedule::evaluates_before(&self.trainer.plan.settings, step)
             && step < steps;
         if evaluates {
@@ -190,11 +196,15 @@ impl Loop {
             Some(answering) => answering.batch(&self.trainer, batch, step)?,
             None => batch,
         };
+        let (batch, of_host) = match &mut self.sampling {
+            Some(sampling) => sampling.batch(&self.trainer, &batch, step)?,
+            None => (batch, Vec::new()),
+        };
         let metrics = self.trainer.step_checked(&batch)?;
         if let Some(larger) = self.schedule.batches.next_rows(step, steps) {
             self.trainer.prepare(larger);
         }
-        let started = InFlight { step, rows: batch.rows, metrics, data_wait, began, ended: None };
+        let started = InFlight { step, rows: batch.rows, metrics, of_host, data_wait, began, ended: None };
         state.in_flight.push_back(started);
         self.finish_steps(state, self.trainer.plan.settings.run.max_inflight_computations - 1)?;
         self.save_if_due(state, step)?;
@@ -375,7 +385,10 @@ impl Loop {
     /// programs while it dispatches them or later.
     fn finish_step(&mut self, done: InFlight) -> Result<Health, TrainError> {
         let before = self.monitor.timeline.begin(Activity::Metrics);
-        let values = done.metrics.read()?;
+        let mut values = done.metrics.read()?;
+        for (name, value) in done.of_host {
+            values.set(name, value);
+        }
         self.monitor.timeline.begin(before);
         let step_time = done.ended.unwrap_or_else(Instant::now).duration_since(done.began);
         let num_devices = self.trainer.runtime.num_devices() as f64;
@@ -417,6 +430,14 @@ impl Loop {
 
     /// Evaluates the parameters if the run has held-out data. Returns the ending if the loss reached the target.
     fn evaluate(&mut self, state: &mut State) -> Result<Option<Ending>, TrainError> {
+        if let Some(sampling) = &mut self.sampling {
+            self.monitor.timeline.begin(Activity::Evaluation);
+            let record = sampling.examine(&self.trainer)?;
+            self.monitor.timeline.begin(Activity::Step);
+            record.map_or(Ok(()), |record| self.logger.log_evaluation(record))?;
+            state.evaluated = Some(self.step());
+            return Ok(None);
+        }
         let Some(set) = &self.evaluation else { return Ok(None) };
         self.monitor.timeline.begin(Activity::Evaluation);
         let measured = self.trainer.evaluate_checked(set.batches()?)?;

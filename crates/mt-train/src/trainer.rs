@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use mt_checkpoint::{CheckpointManager, CommitGate, JsonItem, SaveRequest};
 use mt_data::{Batch, Position};
-use mt_runtime::{Array, Executable, Runtime};
+use mt_runtime::{Array, Executable, Input, Runtime};
+use mt_shape::HostArray;
 use serde_json::json;
 
 use crate::{
@@ -143,6 +144,28 @@ impl Trainer {
         let measured = evaluation.run(&self.runtime, self.plan.objective(), arrays, self.next_step, batches);
         self.evaluation = Some(evaluation);
         measured
+    }
+
+    /// The scores of answers ([`crate::objective::Objective::scores`]), from a batch with their arrays. The compiled program
+    /// is kept in `program` for further batches of as many rows.
+    pub(crate) fn scores(
+        &self,
+        program: &mut Option<(usize, Executable)>,
+        batch: &Batch,
+    ) -> Result<HostArray, TrainError> {
+        if program.as_ref().is_none_or(|(rows, _)| *rows != batch.rows) {
+            let traced = self.programs.scores(batch.rows)?;
+            *program = Some((batch.rows, self.runtime.compile(&traced, &self.plan.compile_settings())?));
+        }
+        let (_, executable) = program.as_ref().expect("it has just been compiled");
+        let declared = self.plan.objective().scored_arrays(batch.rows);
+        let arguments = executable.inputs();
+        let arguments = &arguments[arguments.len() - declared.len()..];
+        let order = self.programs.order;
+        let arrays = batch::to_devices(&self.runtime, &declared, arguments, batch, order)?;
+        let inputs = self.state()?.parameters().iter().chain(&self.frozen).chain(&arrays);
+        let made = executable.run(inputs.map(Input::Borrow).collect())?;
+        Ok(batch::as_read(made[0].to_host()?, 1, order))
     }
 
     /// Saves the state after the last step as the checkpoint of that step, with the data position if given. The copies

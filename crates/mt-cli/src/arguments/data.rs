@@ -43,6 +43,22 @@ Reads every record of a directory of stored logits. Checksums, sizes, tokens and
 the order of the logits are checked; the first damaged or foreign record is
 named.";
 
+const GENERATE: &str = "\
+Writes tasks with verifiable answers for reinforcement learning: JSON lines with
+`prompt` and `answer`, in the files `train.jsonl` and `evaluation.jsonl` of a
+directory. Held-out tasks share their operands with no task of training.
+
+Kinds: `addition`, `subtraction` and `multiplication` of two numbers, `comparison`
+(the larger one), `chain` (sums and differences of three numbers), and `logic`
+(expressions of `and`, `or` and `not`). The difficulty is the most digits of a
+number, or the depth of an expression.";
+
+const GENERATE_EXAMPLES: &str = "\
+Examples:
+  maxtext data generate addition --directory tasks --count 5000 --difficulty 2
+  maxtext rl load_parameters_path=maxtext_output/first \\
+      hf_train_files=tasks/train.jsonl hf_eval_files=tasks/evaluation.jsonl";
+
 #[derive(Debug, Subcommand)]
 pub enum DataCommand {
     /// Print training examples, and which of their tokens have a loss
@@ -51,6 +67,9 @@ pub enum DataCommand {
     /// Write the largest logits of a teacher, from which students learn without it
     #[command(long_about = SAVE_LOGITS, after_help = SAVE_LOGITS_EXAMPLES)]
     SaveLogits(DataSaveLogits),
+    /// Write arithmetic and logical tasks with their answers
+    #[command(long_about = GENERATE, after_help = GENERATE_EXAMPLES)]
+    Generate(DataGenerate),
     /// Check every record of stored logits
     #[command(long_about = CHECK_LOGITS)]
     CheckLogits(DataCheckLogits),
@@ -66,6 +85,27 @@ pub struct DataShow {
     pub json: bool,
     #[command(flatten)]
     pub settings: Settings,
+}
+
+#[derive(Debug, Args)]
+pub struct DataGenerate {
+    /// The kind of task
+    pub kind: String,
+    /// The directory for the files
+    #[arg(long, value_name = "DIRECTORY")]
+    pub directory: PathBuf,
+    /// The number of tasks for training
+    #[arg(long, value_name = "TASKS", default_value_t = 1000)]
+    pub count: usize,
+    /// The number of held-out tasks
+    #[arg(long, value_name = "TASKS", default_value_t = 200)]
+    pub held_out: usize,
+    /// The most digits of a number, or the depth of a logical expression, from 1 to 9
+    #[arg(long, value_name = "DIGITS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=9))]
+    pub difficulty: u32,
+    /// Seed of the tasks
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub seed: u64,
 }
 
 #[derive(Debug, Args)]

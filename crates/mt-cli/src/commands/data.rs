@@ -1,5 +1,6 @@
 //! `maxtext data`: show, and stored logits.
 
+mod generate;
 mod logits;
 
 use std::{
@@ -26,9 +27,21 @@ use crate::{
 pub fn run(command: DataCommand) -> Result<ExitCode, Failure> {
     match command {
         DataCommand::Show(arguments) => show(arguments).map(|()| ExitCode::SUCCESS),
+        DataCommand::Generate(arguments) => generate::run(&arguments).map(|()| ExitCode::SUCCESS),
         DataCommand::SaveLogits(arguments) => logits::save(arguments),
         DataCommand::CheckLogits(arguments) => logits::check(&arguments).map(|()| ExitCode::SUCCESS),
     }
+}
+
+/// Refuses prompts, which have no examples before they are answered.
+fn check_has_examples(settings: &TrainConfig) -> Result<(), Failure> {
+    if !settings.rl.use_rl {
+        return Ok(());
+    }
+    Err(Failure::user(
+        "`use_rl` is `true`, and prompts of reinforcement learning have no examples: the run answers them itself\n\
+         hint: the files of prompts are text; sampled answers are in `rollouts/rollouts.jsonl` of a run",
+    ))
 }
 
 fn show(mut arguments: DataShow) -> Result<(), Failure> {
@@ -41,6 +54,7 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
     let config = with_tokenizer_settings(configured(arguments.settings.settings)?)?;
     warn(&config);
     let settings = TrainConfig::from_config(&config)?;
+    check_has_examples(&settings)?;
     let stored = settings.data.offline_data_dir.as_deref();
     if settings.data.format().is_none() && stored.is_none() {
         return Err(Failure::user(

@@ -26,6 +26,7 @@ fn commands_and_options_are_completed() {
         "sft",
         "dpo",
         "reward",
+        "rl",
         "distill",
         "decode",
         "chat",

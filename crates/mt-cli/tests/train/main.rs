@@ -21,6 +21,7 @@ mod published;
 mod refusals;
 mod resume;
 mod reward;
+mod rl;
 mod saving;
 mod serve;
 mod served_adapters;

@@ -223,11 +223,8 @@ impl Metrics {
         for line in fs::read_to_string(path).unwrap().lines() {
             let value: Value = serde_json::from_str(line).unwrap();
             let step = value["step"].as_u64().unwrap();
-            let kind = if value.get("eval/avg_loss").is_some() {
-                &mut metrics.evaluation
-            } else {
-                &mut metrics.training
-            };
+            let is_evaluation = value.as_object().unwrap().keys().any(|name| name.starts_with("eval/"));
+            let kind = if is_evaluation { &mut metrics.evaluation } else { &mut metrics.training };
             assert!(kind.insert(step, value).is_none(), "step {step} is there twice");
         }
         metrics

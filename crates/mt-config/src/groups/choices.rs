@@ -77,6 +77,95 @@ impl DataFormat {
 }
 
 choice! {
+    /// The algorithm of reinforcement learning.
+    pub enum RlAlgorithm {
+        /// Ratios token by token, advantages relative to the group (Shao et al., 2024).
+        Grpo = "grpo",
+        /// Ratios of whole answers, whose gradients reach single tokens (Zheng et al., 2025).
+        GspoToken = "gspo-token",
+        /// Ratios of whole answers.
+        Gspo = "gspo",
+        /// GRPO without divisions by lengths and deviations (Liu et al., 2025).
+        DrGrpo = "dr-grpo",
+        /// GRPO with a higher upper clip and a mean over tokens (Yu et al., 2025).
+        Dapo = "dapo",
+        /// Clipped importance weights instead of clipped ratios (MiniMax, 2025).
+        Cispo = "cispo",
+        /// Advantages over the group's other answers (Ahmadian et al., 2024).
+        Rloo = "rloo",
+        /// Returns of tokens, normalized over the batch (Hu, 2025).
+        ReinforcePlusPlus = "reinforce++",
+        /// Advantages over the group, normalized over the batch.
+        ReinforcePlusPlusBaseline = "reinforce++-baseline",
+        /// Advantages over the values of a value model (Schulman et al., 2017).
+        Ppo = "ppo",
+    }
+}
+
+choice! {
+    /// How the losses of tokens become one loss.
+    pub enum LossAggregation {
+        TokenMean = "token-mean",
+        /// The mean over answers with learned tokens of the mean over their tokens.
+        SequenceMeanTokenMean = "sequence-mean-token-mean",
+        /// As the next one, divided by the maximum length of an answer.
+        SequenceMeanTokenScale = "sequence-mean-token-scale",
+        /// The mean over answers of the sum over their tokens.
+        SeqMeanTokenSum = "seq-mean-token-sum",
+        /// The sum over all tokens, divided by the number of answers with learned tokens.
+        SequenceMeanTokenSumNorm = "sequence-mean-token-sum-norm",
+    }
+    not built {
+        "sequence-mean": features::SEQUENCE_MEAN,
+    }
+}
+
+choice! {
+    /// The estimator of the divergence from the reference model.
+    pub enum KlEstimator {
+        K1 = "k1",
+        K2 = "k2",
+        K3 = "k3",
+    }
+}
+
+choice! {
+    /// Where the divergence from the reference model counts.
+    pub enum KlPlace {
+        Loss = "loss",
+        Reward = "reward",
+    }
+}
+
+choice! {
+    /// The deviation by which rewards are scaled.
+    pub enum RewardScale {
+        Group = "group",
+        Batch = "batch",
+        Off = "off",
+    }
+}
+
+choice! {
+    /// Whose log-probabilities ratios compare with.
+    pub enum OldPolicy {
+        /// The trainer's if each batch of answers is sampled for one step, the sampler's otherwise.
+        Auto = "auto",
+        Sampler = "sampler",
+        /// The trainer's own before the step.
+        Trainer = "trainer",
+    }
+}
+
+choice! {
+    /// The order in which the rewards of several functions are summed and normalized.
+    pub enum RewardAggregation {
+        SumThenNormalize = "sum_then_normalize",
+        NormalizeThenSum = "normalize_then_sum",
+    }
+}
+
+choice! {
     /// How the shards of a sequence on several devices attend to each other.
     pub enum ContextStrategy {
         /// Keys and values are all-gathered; each device keeps its queries.

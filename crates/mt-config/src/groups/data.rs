@@ -61,8 +61,14 @@ group! {
         max_target_length: usize,
         vocab_size: usize,
         offline_data_dir: Option<PathBuf>,
+        use_rl: bool,
+        rollouts_path: Option<PathBuf>,
+        batch_size: usize,
+        num_generations: usize,
+        num_mini_batches: usize,
     }
     besides {
+        prompts_origin: Origin = |config, _| Some(config.entry("batch_size").origin.clone()),
         batch_origin: Origin = |config, _| Some(config.entry("per_device_batch_size").origin.clone()),
         eval_batch_origin: Origin = |config, _| Some(config.entry("eval_per_device_batch_size").origin.clone()),
         train_columns_origin: Origin = |config, _| Some(config.entry("train_data_columns").origin.clone()),
@@ -88,6 +94,8 @@ pub enum RecordKind {
     RankedAnswers,
     /// A prompt with the steps of an answer and their labels.
     JudgedSteps,
+    /// A prompt, with the expected answer if there is one.
+    Prompts,
 }
 
 impl RecordKind {
@@ -97,6 +105,7 @@ impl RecordKind {
             Self::Conversations => "use_sft",
             Self::Pairs | Self::JudgedAnswers => "use_dpo",
             Self::RankedAnswers | Self::JudgedSteps => "use_reward",
+            Self::Prompts => "use_rl",
         }
     }
 
@@ -107,13 +116,14 @@ impl RecordKind {
             Self::Pairs | Self::RankedAnswers => &["prompt", "chosen", "rejected"],
             Self::JudgedAnswers => &["prompt", "completion", "label"],
             Self::JudgedSteps => &["prompt", "completions", "labels"],
+            Self::Prompts => &["prompt", "answer"],
         }
     }
 
     /// The numbers of columns that a record can have.
     const fn column_numbers(self) -> &'static [usize] {
         match self {
-            Self::Conversations => &[1, 2],
+            Self::Conversations | Self::Prompts => &[1, 2],
             Self::Pairs | Self::RankedAnswers => &[2, 3],
             Self::JudgedAnswers | Self::JudgedSteps => &[3],
         }
@@ -134,6 +144,7 @@ impl RecordKind {
             Self::JudgedSteps => {
                 ("an answer with judged steps has three columns", "`KEY=[prompt,completions,labels]`")
             }
+            Self::Prompts => ("a prompt has one column, or two with its answer", "`KEY=[prompt,answer]`"),
         }
     }
 }
@@ -153,8 +164,8 @@ impl DataGroup {
                 "use 1 or more, or -1 for data without end",
             ));
         }
-        // Stored logits come with their rows, so that only held-out data is read from files.
-        let reads_files = self.offline_data_dir.is_none() || self.has_evaluation_data();
+        // Stored logits and rollouts come with their rows, so that only held-out data is read from files.
+        let reads_files = !self.is_recorded() || self.has_evaluation_data();
         if self.dataset_type != DatasetType::Hf || !reads_files {
             return;
         }
@@ -166,7 +177,7 @@ impl DataGroup {
         }
         if self.is_of_hub() {
             report(problems, not_built(config.entry("hf_path"), features::HUB_DATASETS));
-        } else if self.hf_train_files.is_none() && !self.is_made_here() && self.offline_data_dir.is_none() {
+        } else if self.hf_train_files.is_none() && !self.is_made_here() && !self.is_recorded() {
             problems.push(Problem::inconsistent(
                 format!("{}, but {}", config.stated("dataset_type"), config.stated("hf_train_files")),
                 "name the files to train on, such as `hf_train_files='data/*.txt'`, or use `dataset_type=synthetic`",
@@ -336,6 +347,9 @@ impl DataGroup {
 
     /// The kind of records that the data holds; none for plain text.
     pub fn records(&self) -> Option<RecordKind> {
+        if self.use_rl {
+            return Some(RecordKind::Prompts);
+        }
         match (self.use_sft, self.use_dpo, self.use_reward) {
             (true, _, _) => Some(RecordKind::Conversations),
             (_, true, _) if self.algo == PreferenceAlgorithm::Kto => Some(RecordKind::JudgedAnswers),
@@ -348,8 +362,18 @@ impl DataGroup {
 
     /// Whether the data would have to be downloaded from the Hugging Face hub.
     pub(super) fn is_of_hub(&self) -> bool {
-        let is_read = self.offline_data_dir.is_none() || self.has_evaluation_data();
+        let is_read = !self.is_recorded() || self.has_evaluation_data();
         is_read && self.dataset_type == DatasetType::Hf && self.hf_path.is_some() && self.format().is_none()
+    }
+
+    /// Whether training data are rows that another run has written: stored logits or rollouts.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.offline_data_dir.is_some() || self.recorded_rollouts().is_some()
+    }
+
+    /// The file of rollouts to train on.
+    pub fn recorded_rollouts(&self) -> Option<&Path> {
+        self.rollouts_path.as_deref().filter(|_| self.use_rl)
     }
 
     /// Whether tokens of a document beyond the sequence length are dropped.
@@ -381,6 +405,10 @@ impl DataGroup {
     /// Whether the run has evaluation data.
     pub fn has_evaluation_data(&self) -> bool {
         let is_named = !self.eval_patterns().is_empty();
+        // Held-out prompts are answered, which a run on recorded answers does not do.
+        if self.recorded_rollouts().is_some() {
+            return false;
+        }
         if self.offline_data_dir.is_some() {
             return is_named && self.dataset_type == DatasetType::Hf;
         }
@@ -389,6 +417,18 @@ impl DataGroup {
 
     /// The micro-batch size in sequences, over all devices.
     pub(super) fn micro_batch(&self, num_devices: usize) -> Result<Sequences<'_>, ConfigError> {
+        if self.use_rl {
+            let answers = self.batch_size * self.num_generations;
+            let number = answers / (self.num_mini_batches * self.gradient_accumulation_steps).max(1);
+            let (key, origin) = ("batch_size", &self.prompts_origin);
+            return Ok(Sequences {
+                key,
+                per_device: self.batch_size as f64,
+                origin,
+                number,
+                is_growth: false,
+            });
+        }
         let (per_device, origin) = (self.per_device_batch_size, &self.batch_origin);
         Sequences::new("per_device_batch_size", per_device, origin, num_devices)
     }

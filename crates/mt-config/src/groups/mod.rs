@@ -22,8 +22,10 @@ mod objective;
 mod placement;
 mod preference;
 pub(crate) mod ramp;
+mod reinforcement;
 mod remat;
 mod reward;
+mod rollouts;
 mod run;
 mod saving;
 mod serve;
@@ -51,11 +53,12 @@ pub use benchmark::{InferenceBenchmarkGroup, InferenceStage};
 pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
     AttentionKind, AttentionType, BaseCodes, CanvasPolicy, ContextAxis, ContextStrategy, DataFormat,
-    DatasetType, DecoderBlock, DivergenceType, FeatureLoss, Hardware, HfTextUnit, LayerAttention,
-    LearningRateSchedule, LogitAlignment, MatmulPrecision, MlpActivation, OptimizerSpaceChoice,
-    OptimizerType, OrpoForm, PackingType, PreferenceAlgorithm, PreferenceLoss, ProfilerChoice,
-    ReorderStrategy, RewardType, RopeType, RoutedScores, SamplingStrategy, SftLoss, ShardMode,
-    SpeculativeMethod, TokenizerType, TrainingObjective, WeightSchedule, WsdDecayStyle,
+    DatasetType, DecoderBlock, DivergenceType, FeatureLoss, Hardware, HfTextUnit, KlEstimator, KlPlace,
+    LayerAttention, LearningRateSchedule, LogitAlignment, LossAggregation, MatmulPrecision, MlpActivation,
+    OldPolicy, OptimizerSpaceChoice, OptimizerType, OrpoForm, PackingType, PreferenceAlgorithm,
+    PreferenceLoss, ProfilerChoice, ReorderStrategy, RewardAggregation, RewardScale, RewardType, RlAlgorithm,
+    RopeType, RoutedScores, SamplingStrategy, SftLoss, ShardMode, SpeculativeMethod, TokenizerType,
+    TrainingObjective, WeightSchedule, WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;
@@ -73,8 +76,10 @@ pub use objective::ObjectiveGroup;
 pub use placement::{Parallelism, PlacementGroup};
 pub use preference::PreferenceGroup;
 pub use ramp::BatchSchedule;
+pub use reinforcement::{AlgorithmRow, RatioLevel, RlGroup};
 pub use remat::{KeptIn, RematGroup, RematPolicy, TensorLocation};
 pub use reward::RewardGroup;
+pub use rollouts::{EvaluationSampling, RolloutGroup};
 pub use run::{
     BroughtTokenizer, CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of,
     saved_config_path, token_numbers_path, tokenizer_directory,
@@ -106,6 +111,8 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("ObjectiveGroup", ObjectiveGroup::KEYS, "train"),
     ("PreferenceGroup", PreferenceGroup::KEYS, "train"),
     ("RewardGroup", RewardGroup::KEYS, "train"),
+    ("RlGroup", RlGroup::KEYS, "train"),
+    ("RolloutGroup", RolloutGroup::KEYS, "train"),
     ("DistillationGroup", DistillationGroup::KEYS, "train"),
     ("DataGroup", DataGroup::KEYS, "train and tokenizer train"),
     ("TokenizerGroup", TokenizerGroup::KEYS, "train and decode"),

@@ -476,6 +476,13 @@ impl PlacementGroup {
         let axes: Vec<String> = mesh.split_axes().map(|(name, size)| format!("{name}={size}")).collect();
         let devices = mesh.num_devices();
         let counted = counted(number, "sequence");
+        if key == "batch_size" {
+            let mesh = axes.join(" × ");
+            return Err(Problem::inconsistent(
+                format!("`{key}` is `{per_device}` ({origin}), which makes micro-batches of {counted}, but the mesh {mesh} splits them into {shards} shards"),
+                "use a multiple: a micro-batch has `batch_size` × `rl.num_generations` answers over `rl.num_mini_batches` × `gradient_accumulation_steps`",
+            ).into());
+        }
         let (made, split, what) = match is_growth {
             true => (format!("lets batches grow by {counted}"), "these", "growth by"),
             false => (format!("makes a batch of {counted}"), "it", "a batch of"),

@@ -7,8 +7,8 @@ use mt_shape::Topology;
 use super::{
     AheadGroup, AttentionType, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType,
     DebugGroup, DecodeGroup, DistillationGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup,
-    PlacementGroup, PreferenceGroup, RewardGroup, RunGroup, SavingGroup, ServeGroup, TokenizerGroup,
-    TokenizerType,
+    PlacementGroup, PreferenceGroup, RewardGroup, RlGroup, RolloutGroup, RunGroup, SavingGroup, ServeGroup,
+    TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -57,6 +57,8 @@ command! {
         pub objective: ObjectiveGroup,
         pub preference: PreferenceGroup,
         pub reward: RewardGroup,
+        pub rl: RlGroup,
+        pub rollouts: RolloutGroup,
         pub distillation: DistillationGroup,
         pub data: DataGroup,
         pub tokenizer: TokenizerGroup,
@@ -104,7 +106,7 @@ impl TrainConfig {
             return;
         }
         self.distillation.check_weights(config, problems);
-        let reads_text = self.data.offline_data_dir.is_none() || self.data.has_evaluation_data();
+        let reads_text = !self.data.is_recorded() || self.data.has_evaluation_data();
         if self.data.dataset_type == DatasetType::Hf
             && reads_text
             && self.brought_tokenizer().is_none()
@@ -121,6 +123,9 @@ impl TrainConfig {
         }
         for key in ["use_chat_template", "system_prompt"] {
             let entry = config.entry(key);
+            if self.rl.use_rl && key == "system_prompt" {
+                continue;
+            }
             // A file shared with decoding may set these keys.
             if entry.is_changed() && entry.value != false && entry.value != "" {
                 report(problems, not_built(entry, features::CONVERSATIONS));

@@ -118,7 +118,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Copy the reference model into the policy instead of reading the checkpoint a \
                  second time.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .no_effect_here("it saves time of loading alone, and the program reads a checkpoint as often as it needs")
             .acts_on("reinforcement learning")
             .may_change(),
             Key::optional_text(

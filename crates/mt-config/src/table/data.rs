@@ -336,7 +336,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "JSON file with the templates that turn the rows of a reinforcement learning \
                  dataset into prompts.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::TEMPLATES_OF_PROMPTS)
             .acts_on("data"),
         ],
     },

@@ -1,6 +1,6 @@
 //! Fine-tuning, preference optimization, adapters and distillation.
 
-use super::{KeyGroup, features};
+use super::KeyGroup;
 use crate::{
     groups::{BaseCodes, FeatureLoss, SftLoss, WeightSchedule},
     key::{Choice, Key, Literal},
@@ -54,9 +54,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .only_with("formatting_func_path", &[])
             .acts_on("data"),
-            Key::optional_boolean("use_grpo", "Train by group-relative policy optimization (GRPO).")
+            Key::optional_boolean("use_grpo", "MaxText's earlier name of `use_rl`, for GRPO.")
                 .neutral(&[Literal::Bool(false)])
-                .refused(features::REINFORCEMENT_LEARNING)
                 .acts_on("reinforcement learning"),
         ],
     },

@@ -21,6 +21,7 @@ mod multimodal;
 mod pipeline;
 mod pipelines;
 mod placement;
+mod policy;
 mod preference;
 mod quantization;
 mod reinforcement;

@@ -54,6 +54,7 @@ pub(super) const GROUP: KeyGroup = KeyGroup {
              weights that training begins with.",
         )
         .only_with("use_dpo", &[])
+        .only_with("use_rl", &[])
         .acts_on(SUBJECT)
         .own(),
         Key::boolean(

@@ -10,11 +10,11 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         prefix: Some("debug"),
         keys: &[
             Key::boolean("rl", false, "Print prompts, answers and rewards during reinforcement learning.")
-                .refused(features::REINFORCEMENT_LEARNING)
+                .refused(features::DEBUGGING_OF_ROLLOUTS)
                 .acts_on("reinforcement learning")
                 .run_level(),
             Key::boolean("debug", false, "Print more details of reinforcement learning.")
-                .refused(features::REINFORCEMENT_LEARNING)
+                .refused(features::DEBUGGING_OF_ROLLOUTS)
                 .acts_on("reinforcement learning")
                 .run_level(),
         ],
@@ -31,7 +31,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .at_most(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
             .acts_on("placement")
             .may_change(),
             Key::float(
@@ -41,7 +41,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .at_most(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
             .acts_on("placement")
             .may_change(),
             Key::integer("chips_per_vm", 4, "Number of accelerator chips in one virtual machine.")
@@ -65,7 +65,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `trainer_devices_fraction`.",
             )
             .at_least(-1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
             .acts_on("placement")
             .may_change(),
             Key::integer(
@@ -74,7 +74,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Slices that generate answers; -1 to split by `sampler_devices_fraction`.",
             )
             .at_least(-1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
             .acts_on("placement")
             .may_change(),
             Key::integer(
@@ -85,7 +85,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(1)])
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
             .acts_on("placement")
             .may_change(),
             Key::integer(
@@ -96,7 +96,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(-1.0)
             .neutral(&[Literal::Integer(1)])
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
             .acts_on("placement")
             .may_change(),
             Key::integer(
@@ -106,12 +106,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  remaining.",
             )
             .at_least(-1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
             .acts_on("placement")
             .may_change(),
             Key::integer("inference_replicas", 1, "Copies of the inference engine that generate answers.")
                 .at_least(1.0)
-                .refused(features::REINFORCEMENT_LEARNING)
+                .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
                 .acts_on("placement")
                 .may_change(),
             Key::integer(
@@ -120,7 +120,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Devices of each copy of the inference engine that generates answers.",
             )
             .at_least(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
             .acts_on("placement")
             .may_change(),
             Key::integer(
@@ -129,7 +129,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Training steps between updates of the weights that generate answers.",
             )
             .at_least(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::ROLLOUTS_BESIDE_TRAINING)
             .acts_on("reinforcement learning"),
             Key::boolean(
                 "use_pathways_reshard",
@@ -211,7 +211,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Maximum number of tokens per generation step; chosen by the engine if none.",
             )
             .at_least(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::LIMITS_OF_ROLLOUTS)
             .acts_on("reinforcement learning")
             .may_change(),
             Key::optional_integer(
@@ -219,14 +219,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Maximum number of sequences that are generated at once; chosen by the engine if none.",
             )
             .at_least(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::LIMITS_OF_ROLLOUTS)
             .acts_on("reinforcement learning")
             .may_change(),
             Key::optional_texts(
                 "stop_strings",
                 "Texts that end an answer during reinforcement learning as soon as they appear.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::TEXTS_THAT_END_ROLLOUTS)
             .acts_on("reinforcement learning"),
             Key::mapping("vllm_additional_config", "Additional settings for vLLM.")
                 .no_effect_here("it configures vLLM; decoding and rollouts use this program's own engine")
@@ -312,118 +312,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Log the time for transferring new weights from trainer to sampler.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .no_effect_here("trainer and sampler share their weights, so that none are transferred")
             .acts_on("reinforcement learning")
             .run_level(),
         ],
     },
-    KeyGroup {
-        name: "RL",
-        title: "Reinforcement learning",
-        prefix: Some("rl"),
-        keys: &[
-            Key::integer(
-                "num_generations",
-                2,
-                "Number of answers to each prompt, whose rewards are compared with each other.",
-            )
-            .at_least(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
-            .acts_on("reinforcement learning"),
-            Key::integer("num_iterations", 1, "Number of updates of the weights from each batch of answers.")
-                .at_least(1.0)
-                .refused(features::REINFORCEMENT_LEARNING)
-                .acts_on("reinforcement learning"),
-            Key::float(
-                "grpo_beta",
-                0.08,
-                "Weight of the divergence from the reference model in the loss; 0 turns it off.",
-            )
-            .at_least(0.0)
-            .refused(features::REINFORCEMENT_LEARNING)
-            .acts_on("loss"),
-            Key::float(
-                "grpo_epsilon",
-                0.2,
-                "Clipping range of the ratio of new to old probabilities, below and above 1.",
-            )
-            .at_least(0.0)
-            .refused(features::REINFORCEMENT_LEARNING)
-            .acts_on("loss"),
-            Key::choice(
-                "loss_algo",
-                "grpo",
-                &["grpo", "gspo-token"],
-                "Loss of reinforcement learning: ratios token by token (`grpo`) or for whole \
-                 answers (`gspo-token`).",
-            )
-            .refused(features::REINFORCEMENT_LEARNING)
-            .acts_on("loss"),
-            Key::boolean(
-                "use_agentic_rollout",
-                false,
-                "Generate answers concurrently with training instead of in turns.",
-            )
-            .refused(features::REINFORCEMENT_LEARNING)
-            .acts_on("reinforcement learning"),
-            Key::integer(
-                "max_concurrency",
-                256,
-                "Maximum number of concurrent answers with `use_agentic_rollout`.",
-            )
-            .at_least(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
-            .acts_on("reinforcement learning")
-            .may_change(),
-            Key::integer(
-                "off_policy_steps",
-                0,
-                "Steps by which the weights that generate answers may lag behind those in \
-                 training.",
-            )
-            .at_least(0.0)
-            .refused(features::REINFORCEMENT_LEARNING)
-            .acts_on("reinforcement learning"),
-            Key::text(
-                "system_prompt",
-                "",
-                "System message that a chat template prepends to every prompt; empty for none.",
-            )
-            .acts_on("decoding")
-            .may_change(),
-            Key::boolean(
-                "degenerate_group_masking",
-                true,
-                "Exclude prompts whose answers all got the same reward from the loss.",
-            )
-            .refused(features::REINFORCEMENT_LEARNING)
-            .acts_on("loss"),
-            Key::optional_float(
-                "epsilon_high",
-                "Clipping range of the ratio of probabilities above 1; `grpo_epsilon` if none.",
-            )
-            .at_least(0.0)
-            .refused(features::REINFORCEMENT_LEARNING)
-            .acts_on("loss"),
-            Key::optional_integer(
-                "reshard_chunk_size",
-                "Number of weights that move from trainer to sampler at once; all of them if \
-                 none.",
-            )
-            .at_least(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
-            .acts_on("placement")
-            .may_change(),
-            Key::choice(
-                "loss_agg_mode",
-                "sequence-mean-token-mean",
-                &["token-mean", "sequence-mean", "sequence-mean-token-mean"],
-                "Aggregation of token losses: the mean over all tokens, or over each answer first.",
-            )
-            .refused(features::REINFORCEMENT_LEARNING)
-            .acts_on("loss"),
-        ],
-    },
+    super::policy::GROUP,
     KeyGroup {
         name: "RLDataset",
         title: "Data for reinforcement learning",
@@ -431,7 +325,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         keys: &[
             Key::integer("batch_size", 1, "Number of prompts in one batch of reinforcement learning.")
                 .at_least(1.0)
-                .refused(features::REINFORCEMENT_LEARNING)
+                .only_with("use_rl", &[])
                 .acts_on("data"),
             Key::integer(
                 "num_batches",
@@ -439,7 +333,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of batches of prompts to train on in reinforcement learning.",
             )
             .at_least(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::BATCHES_OF_PROMPTS)
             .acts_on("training loop")
             .may_change(),
             Key::integer(
@@ -449,7 +343,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .neutral(&[Literal::Integer(0)])
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::BATCHES_OF_PROMPTS)
             .acts_on("evaluation")
             .may_change(),
             Key::integer(
@@ -459,7 +353,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  from 0.",
             )
             .at_least(0.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::BATCHES_OF_PROMPTS)
             .acts_on("evaluation")
             .may_change(),
             Key::float(
@@ -469,7 +363,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .at_most(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::BATCHES_OF_PROMPTS)
             .acts_on("data"),
             Key::integer(
                 "train_micro_batch_size",
@@ -478,7 +372,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  for `batch_size`.",
             )
             .at_least(-1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::BATCHES_OF_PROMPTS)
             .acts_on("training loop")
             .may_change(),
             Key::integer(
@@ -488,7 +382,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `batch_size`.",
             )
             .at_least(-1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::BATCHES_OF_PROMPTS)
             .acts_on("reinforcement learning")
             .may_change(),
             Key::optional_text(
@@ -505,7 +399,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `batch_size`.",
             )
             .at_least(-1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::BATCHES_OF_PROMPTS)
             .acts_on("evaluation")
             .may_change(),
             Key::text(
@@ -517,6 +411,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .only_with("use_sft", &[])
             .only_with("use_dpo", &[])
             .only_with("use_reward", &[])
+            .only_with("use_rl", &[])
             .acts_on("data"),
         ],
     },
@@ -531,7 +426,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Entry of `generation_configs` by which answers are drawn in evaluations, such \
                  as `greedy`.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("evaluation")
             .may_change(),
             Key::mapping(
@@ -539,7 +434,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Named settings of temperature, top-k and top-p that `eval_sampling_strategy` \
                  picks from.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("evaluation")
             .may_change(),
             Key::integer(
@@ -548,7 +443,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of answers to each prompt in an evaluation of reinforcement learning.",
             )
             .at_least(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("evaluation")
             .may_change(),
             Key::boolean(
@@ -557,7 +452,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Keep only the prompts that were answered correctly in the list of an \
                  evaluation.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::ANSWERS_BY_LISTS)
             .acts_on("evaluation")
             .may_change(),
             Key::boolean(
@@ -566,7 +461,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Collect each question, expected answer and given answers in a list during an \
                  evaluation.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::ANSWERS_BY_LISTS)
             .acts_on("evaluation")
             .may_change(),
             Key::choice(
@@ -575,7 +470,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 &["pass", "maj", "pass_at_1"],
                 "How several answers are scored: any of them, their majority, or their mean.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .no_effect_here("evaluations record all three")
             .acts_on("evaluation")
             .may_change(),
         ],
@@ -586,7 +481,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         prefix: Some("reward"),
         keys: &[
             Key::float("reward_exact_answer", 5.0, "Reward of an answer that is exactly the expected one.")
-                .refused(features::REINFORCEMENT_LEARNING)
+                .only_with("use_rl", &[])
                 .acts_on("reinforcement learning"),
             Key::float(
                 "reward_exact_format_match",
@@ -594,35 +489,35 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Reward of an answer that has all markers of reasoning and solution in the \
                  right order.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::float(
                 "reward_white_space_format_match",
                 1.5,
                 "Reward of an answer that differs from the expected one by white space only.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::float(
                 "reward_partial_format_match",
                 0.5,
                 "Reward of each marker of reasoning or solution that appears exactly once.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::float(
                 "reward_ratio_guess_to_answer_high",
                 0.5,
                 "Reward of a number within 10 percent of the expected one.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::float(
                 "reward_ratio_guess_to_answer_low",
                 0.25,
                 "Reward of a number within 20 percent of the expected one, but not within 10.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::float(
                 "penalty_incorrect_format",
@@ -630,21 +525,21 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Added to the reward for each marker that is missing or repeated; 0 or \
                  negative as a rule.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::float(
                 "penalty_incorrect_answer",
                 -1.0,
                 "Added to the reward for a wrong answer; 0 or negative as a rule.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::integer(
                 "math_verify_timeout",
                 300,
                 "Seconds after which the check of mathematical answers gives up.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .no_effect_here("the program's own checker takes microseconds")
             .acts_on("reinforcement learning")
             .may_change(),
             Key::optional_integer(
@@ -653,7 +548,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  none.",
             )
             .at_least(1.0)
-            .refused(features::REINFORCEMENT_LEARNING)
+            .no_effect_here("the program's own checker takes microseconds")
             .acts_on("reinforcement learning")
             .may_change(),
             Key::text(
@@ -661,16 +556,52 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "",
                 "File with user code that holds the functions named by `reward_functions`.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .refused(features::REWARDS_IN_PYTHON)
             .acts_on("reinforcement learning"),
             Key::text(
                 "reward_functions",
                 "",
-                "Names of the functions whose rewards are added up, separated by commas; the \
-                 built-in ones if empty.",
+                "Names of the functions whose rewards are added up, separated by commas: `format_exact`, \
+                 `format_partial`, `answer`, `exact`, `numeric`, `math`, `overlong` and `command`; the first three, and \
+                 `command` with `reward_command`, if empty.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
+            Key::text(
+                "reward_command",
+                "",
+                "Command line of a process that judges answers. It reads a JSON object on each line, with `prompt`, \
+                 `completion`, `answer` and the columns of the prompt's record, and writes one with `reward` in return.",
+            )
+            .only_with("use_rl", &[])
+            .acts_on("reinforcement learning")
+            .own(),
+            Key::float("reward_timeout", 10.0, "Seconds for each answer in `reward_command`.")
+                .at_least(0.001)
+                .only_with("reward_command", &[])
+                .acts_on("reinforcement learning")
+                .may_change()
+                .own(),
+            Key::integer(
+                "reward_retries",
+                1,
+                "Number of further attempts, each with a new process, after a failure of `reward_command`.",
+            )
+            .at_least(0.0)
+            .at_most(100.0)
+            .only_with("reward_command", &[])
+            .acts_on("reinforcement learning")
+            .may_change()
+            .own(),
+            Key::integer(
+                "overlong_buffer_length",
+                0,
+                "Tokens before `max_completion_length` over which the penalty of the reward `overlong` grows to 1.",
+            )
+            .at_least(0.0)
+            .only_with("use_rl", &[])
+            .acts_on("reinforcement learning")
+            .own(),
         ],
     },
     KeyGroup {
@@ -683,28 +614,28 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "<reasoning>",
                 "Text that marks where the reasoning in an answer starts.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::text(
                 "reasoning_end_token",
                 "</reasoning>",
                 "Text that marks where the reasoning in an answer ends.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::text(
                 "solution_start_token",
                 "<answer>",
                 "Text that marks where the solution in an answer starts.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::text(
                 "solution_end_token",
                 "</answer>",
                 "Text that marks where the solution in an answer ends.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::boolean(
                 "reasoning_start_token_in_prompt",
@@ -712,7 +643,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Expect `reasoning_start_token` at the end of the prompt instead of in the \
                  answer.",
             )
-            .refused(features::REINFORCEMENT_LEARNING)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
         ],
     },

@@ -32,6 +32,23 @@ pub const CHOSEN_LOG_PROBABILITIES: &str = "logps/chosen";
 /// The mean log-probability of rejected, or undesirable, answers.
 pub const REJECTED_LOG_PROBABILITIES: &str = "logps/rejected";
 
+// Metrics of reinforcement learning, as TRL names them after `learning/`: means over learned tokens.
+
+/// The mean reward of the batch's answers.
+pub const REWARD: &str = "learning/reward";
+/// The share of tokens whose ratio lies below the clipping range and is clipped.
+pub const CLIPPED_BELOW: &str = "clip_ratio/low_mean";
+/// The share of tokens whose ratio lies above the clipping range and is clipped.
+pub const CLIPPED_ABOVE: &str = "clip_ratio/high_mean";
+/// The estimated divergence from the reference model, in nats.
+pub const RL_DIVERGENCE: &str = "kl";
+/// The entropy of the model's distributions, in nats.
+pub const ENTROPY: &str = "entropy";
+/// The absolute difference between the log-probabilities of the trainer and of the sampler.
+pub const SAMPLER_DIFFERENCE: &str = "sampling/sampling_logp_difference/mean";
+/// The weight that corrects this difference.
+pub const IMPORTANCE_WEIGHT: &str = "sampling/importance_sampling_ratio/mean";
+
 // Metrics of distillation, with names like those of MaxText.
 
 /// The divergence from the teacher, as it is weighted by alpha in [`LOSS`].
@@ -96,6 +113,13 @@ pub const MODEL_FLOPS_UTILIZATION: &str = "perf/mfu";
 /// Own metric: the fraction of the step's time spent waiting for input.
 pub const DATA_WAIT_SHARE: &str = "perf/data_wait_share";
 
+/// Ours: the number of prompts of a batch that others replaced, because their answers had equal rewards.
+pub const REPLACED_PROMPTS: &str = "sampling/replaced_prompts";
+/// Ours: the time for sampling the answers of a batch, in seconds.
+pub const SAMPLING_TIME: &str = "perf/sampling_seconds";
+/// Ours: the time for judging them, in seconds.
+pub const REWARD_TIME: &str = "perf/reward_seconds";
+
 /// Ours: the step's time less the median of recent steps, in seconds.
 pub const STEP_TIME_DEVIATION: &str = "perf/step_time_deviation_seconds";
 
@@ -103,6 +127,15 @@ pub const STEP_TIME_DEVIATION: &str = "perf/step_time_deviation_seconds";
 pub const GOODPUT: &str = "goodput";
 /// Ours: before the name of a kind of badput, such as `compile`, whose share of the run's time is recorded.
 pub const BADPUT: &str = "badput/";
+
+/// Ours: the share of correct answers to held-out prompts.
+pub const EVALUATION_ACCURACY: &str = "eval/accuracy";
+/// The mean reward of these answers, as TRL names it.
+pub const EVALUATION_REWARD: &str = "eval/reward";
+/// Ours: the share of these answers with all marks in their order.
+pub const EVALUATION_FORMAT: &str = "eval/format";
+/// The mean number of tokens of these answers, as TRL names it.
+pub const EVALUATION_LENGTH: &str = "eval/completions/mean_length";
 
 /// The begin of the names of sums over the tokens of an evaluation.
 pub(crate) const EVALUATION_TOTAL: &str = "eval/total_";

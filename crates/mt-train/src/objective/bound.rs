@@ -134,7 +134,7 @@ impl<'t> BoundModel<'_, 't> {
         z_loss_multiplier: f64,
     ) -> TokenLoss<'t> {
         let of_logits = |logits| self.loss_of_logits(logits, targets, segmentation, z_loss_multiplier);
-        self.through_head(hidden, z_loss_multiplier, of_logits, |head, parameters, hidden| {
+        self.through_head(hidden, (z_loss_multiplier, 1.0), of_logits, |head, parameters, hidden| {
             head.token_loss(parameters, hidden, targets, segmentation)
         })
     }
@@ -159,8 +159,21 @@ impl<'t> BoundModel<'_, 't> {
     /// # Shapes
     /// `[batch, position, embed], i32[batch, position] -> f32[batch, position]`
     pub fn token_log_probabilities(&self, hidden: Tensor<'t>, targets: Tensor<'t>) -> Tensor<'t> {
+        self.token_log_probabilities_at(hidden, targets, 1.0)
+    }
+
+    /// As [`Self::token_log_probabilities`], of logits that are divided by a temperature.
+    ///
+    /// # Shapes
+    /// `[batch, position, embed], i32[batch, position] -> f32[batch, position]`
+    pub fn token_log_probabilities_at(
+        &self,
+        hidden: Tensor<'t>,
+        targets: Tensor<'t>,
+        temperature: f64,
+    ) -> Tensor<'t> {
         let of_logits = |logits| token_log_probabilities(logits, targets, self.usage.loss_in_f32);
-        self.through_head(hidden, 0.0, of_logits, |head, parameters, hidden| {
+        self.through_head(hidden, (0.0, temperature), of_logits, |head, parameters, hidden| {
             head.token_log_probabilities(parameters, hidden, targets)
         })
     }
@@ -171,22 +184,23 @@ impl<'t> BoundModel<'_, 't> {
     /// # Shapes
     /// `[batch, position, embed], i32[batch, position] -> f32[batch, position]`
     pub fn token_log_squares(&self, hidden: Tensor<'t>, targets: Tensor<'t>) -> Tensor<'t> {
-        self.through_head(hidden, 0.0, token_log_squares, |head, parameters, hidden| {
+        self.through_head(hidden, (0.0, 1.0), token_log_squares, |head, parameters, hidden| {
             head.token_log_squares(parameters, hidden, targets)
         })
     }
 
-    /// A value of all logits; or of tiles of them, from a head with its parameters and hidden states.
+    /// A value of all logits, divided by a temperature; or of tiles of them, from a head with its parameters and hidden
+    /// states.
     fn through_head<R>(
         &self,
         hidden: Tensor<'t>,
-        z_loss_multiplier: f64,
+        (z_loss_multiplier, temperature): (f64, f64),
         of_logits: impl FnOnce(Tensor<'t>) -> R,
         in_tiles: impl FnOnce(TiledHead<'_>, &[Tensor<'t>], Tensor<'t>) -> R,
     ) -> R {
         let (parameters, hidden) = self.head_inputs(hidden);
         if self.usage.num_vocab_tiling == 1 {
-            return of_logits(self.model.apply_head(&parameters, hidden));
+            return of_logits(tempered(self.model.apply_head(&parameters, hidden), temperature));
         }
         let of_head = self.model.head_parameters();
         let logical_axes: Vec<_> =
@@ -195,7 +209,7 @@ impl<'t> BoundModel<'_, 't> {
             tiles: self.usage.num_vocab_tiling,
             z_loss_multiplier,
             in_f32: self.usage.loss_in_f32,
-            head: &|parameters, hidden| self.model.apply_head(parameters, hidden),
+            head: &|parameters, hidden| tempered(self.model.apply_head(parameters, hidden), temperature),
             logical_axes: &logical_axes,
             gathered: if self.usage.gather_head_once { &[logical::EMBED_VOCAB] } else { &[] },
         };
@@ -242,4 +256,9 @@ impl<'t> BoundModel<'_, 't> {
             .map(|(index, tensor)| tensor.constrain(&self.specs[*index].1.logical_axes));
         (constrained.collect(), hidden)
     }
+}
+
+/// Logits divided by a temperature.
+fn tempered(logits: Tensor<'_>, temperature: f64) -> Tensor<'_> {
+    if temperature == 1.0 { logits } else { logits / temperature }
 }

@@ -10,6 +10,7 @@ mod corrupted;
 mod distillation;
 mod further_tokens;
 mod next_token;
+mod policy;
 mod preference;
 mod reward;
 mod span_corruption;
@@ -34,6 +35,7 @@ pub use corrupted::{CorruptedText, TextCorruption};
 pub use distillation::{Distillation, Teaching};
 pub use further_tokens::FurtherTokens;
 pub use next_token::NextToken;
+pub use policy::PolicyGradient;
 pub use preference::{JudgedAnswers, PreferencePairs, Reference};
 pub use reward::{JudgedSteps, RankedAnswers};
 pub use span_corruption::{SpanCorruption, Spans};
@@ -230,6 +232,17 @@ pub trait Objective: Send + Sync {
         None
     }
 
+    /// Numbers for the tokens of answers before they are trained on, such as the log-probabilities by a reference, if the
+    /// objective needs them: `f32[batch, position]`.
+    fn scores<'t>(&self, _models: &Models<'_, 't>, _batch: &BatchTensors<'t>) -> Option<Tensor<'t>> {
+        None
+    }
+
+    /// The arrays of a batch for [`Objective::scores`].
+    fn scored_arrays(&self, rows: usize) -> Vec<BatchArray> {
+        self.arrays(rows)
+    }
+
     /// Whether the loss is the cross-entropy of tokens in nats, so that perplexity and bits per byte follow from it.
     fn is_cross_entropy(&self) -> bool {
         false
@@ -270,6 +283,9 @@ pub(crate) fn of_config(settings: &TrainConfig) -> Result<Arc<dyn Objective>, Tr
 
 /// As [`of_config`], for objectives whose models are all described by the configuration's own.
 fn of_one_model(settings: &TrainConfig) -> Arc<dyn Objective> {
+    if settings.rl.use_rl {
+        return Arc::new(PolicyGradient::of_config(settings));
+    }
     if settings.preference.use_dpo {
         return match settings.preference.algo {
             PreferenceAlgorithm::Kto => Arc::new(JudgedAnswers::of_config(settings)),

@@ -21,6 +21,7 @@ use crate::{
     plan::Devices,
     precomputed::Around,
     restore::Resumed,
+    rollouts::Sampling,
     signals::StopSignal,
     start::Start,
     train_loop::Loop,
@@ -37,7 +38,7 @@ pub struct TrainOptions {
     pub observer: Observer,
     /// The clone of this repository whose files the quick start trains on.
     pub repository: PathBuf,
-    /// Creates the generator of a student's own answers.
+    /// Creates the generator of answers of the model in training.
     pub generator: Option<MakeGenerator>,
 }
 
@@ -137,14 +138,15 @@ pub fn train(
     let Some(data) = start.precompute(&trainer, data, &around)? else {
         return Ok(directory.stopped(stop.received().unwrap_or_default()));
     };
-    let answering = Answering::of(&trainer, options.generator.as_ref(), data.tokenizer.clone())?;
-    let RunData { train, evaluation, tokenizer, baseline, conversations, .. } = data;
+    let RunData { train, evaluation, tokenizer, baseline, conversations, prompts, .. } = data;
+    let sampling = Sampling::of(&trainer, options, (prompts, tokenizer.clone()), &directory.path)?;
     let logger = start_logger(&trainer, &directory, observer)?;
     let (manager, local, finished) = directory.into_managers();
     monitor.begin_loop(trainer.steps_done(), goodput, &plan.settings.run);
     let training = Loop {
+        answering: Answering::of(&trainer, options.generator.as_ref(), tokenizer.clone())?,
         trainer,
-        answering,
+        sampling,
         schedule,
         evaluation,
         manager,

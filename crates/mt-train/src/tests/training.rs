@@ -86,7 +86,10 @@ pub const LATENT_MIXTURE: &[&str] = &[
 pub fn configuration(arguments: &[&str], num_devices: usize) -> TrainConfig {
     let devices = format!("num_cpu_devices={num_devices}");
     let batch = format!("per_device_batch_size={}", NUM_ROWS as f64 / num_devices as f64);
-    let settings = merged([&*devices, &*batch].iter().chain(TINY).chain(arguments));
+    // Batches of reinforcement learning are counted in prompts.
+    let is_rl = arguments.contains(&"use_rl=true");
+    let given = if is_rl { vec![&*devices] } else { vec![&*devices, &*batch] };
+    let settings = merged(given.iter().chain(TINY).chain(arguments));
     let config = Config::resolve(&Request { arguments: settings, ..Request::default() }).unwrap();
     let settings = TrainConfig::from_config(&config).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
     let topology = settings.placement.topology(num_devices, &DeviceAttributes::default()).unwrap();

@@ -67,7 +67,7 @@ fn options(command: &Command) -> Vec<Candidate> {
 fn arguments(command: &Command, path: &[&str], given: &[String], current: &str) -> Vec<Candidate> {
     match path {
         [
-            "train" | "sft" | "dpo" | "reward" | "distill" | "decode" | "chat" | "serve" | "estimate"
+            "train" | "sft" | "dpo" | "reward" | "rl" | "distill" | "decode" | "chat" | "serve" | "estimate"
             | "compile" | "logits",
         ]
         | ["bench", "inference"]

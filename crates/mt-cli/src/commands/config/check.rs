@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Commands of MaxText that are not built yet.
-const NOT_BUILT: &[&str] = &["rl", "eval"];
+const NOT_BUILT: &[&str] = &["eval"];
 
 /// The commands whose arguments are configurations, and can be checked.
 pub fn checked() -> Vec<String> {
@@ -48,6 +48,7 @@ fn check(command: Command) -> Result<(), Failure> {
         Command::Sft(settings) => check_train(PresetCommand::named("sft"), settings),
         Command::Dpo(settings) => check_train(PresetCommand::named("dpo"), settings),
         Command::Distill(settings) => check_train(PresetCommand::named("distill"), settings),
+        Command::Rl(settings) => check_train(PresetCommand::named("rl"), settings),
         Command::Reward(Reward { command: None, settings }) => {
             check_train(PresetCommand::named("reward"), settings)
         }

@@ -19,13 +19,13 @@ pub struct Reference {
 impl Reference {
     /// The reference that the configuration describes.
     pub(super) fn of_config(settings: &TrainConfig) -> Self {
-        let keys = &settings.preference;
-        let source = match &keys.reference_path {
+        let preference = &settings.preference;
+        let source = match &preference.reference_path {
             Some(path) => FrozenSource::OtherValues(path.clone()),
             None => FrozenSource::FirstValues,
         };
         let model = FrozenModel { name: "reference", source };
-        Self { model, is_precomputed: keys.precompute_ref_log_probs }
+        Self { model, is_precomputed: preference.precompute_ref_log_probs }
     }
 
     /// The array of batches that holds the log-probabilities of each row's first `sequences` answers.

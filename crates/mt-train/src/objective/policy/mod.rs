@@ -1,0 +1,237 @@
+//! Policy gradients: losses on sampled answers and their advantages.
+//!
+//! An algorithm is a description, the row of `RlAlgorithm` in `mt-config` with the keys that change it. Advantages are
+//! computed on the host (`mt-rl`); here are ratios, losses of tokens, and their aggregation.
+
+mod aggregation;
+mod losses;
+
+use mt_config::{KlPlace, LossAggregation, RlAlgorithm, RlGroup, RolloutGroup, TrainConfig};
+use mt_data::arrays::{TARGETS, TARGETS_SEGMENTATION};
+use mt_nn::{
+    axes::{BATCH, POSITION, VOCAB},
+    divisor, token_weights,
+};
+use mt_rl::arrays::{ADVANTAGES, OLD_LOG_PROBABILITIES, SAMPLER_LOG_PROBABILITIES};
+use mt_shape::{DType, axis};
+use mt_trace::Tensor;
+
+use super::{
+    BatchArray, BatchTensors, BoundModel, DataRequest, FrozenModel, FrozenSource, Loss, Models, NamedTensors,
+    Objective, RunData, SideOutputs, next_token::text_arrays, text_tokens,
+};
+use crate::{TrainError, metrics::names};
+
+use losses::{Ratios, divergence, of_tokens};
+
+/// Losses of sampled answers, from their advantages.
+pub struct PolicyGradient {
+    /// Positions per row.
+    pub length: usize,
+    pub vocab_size: usize,
+    pub keys: RlGroup,
+    /// Prompts, rewards and evaluations of runs that answer prompts.
+    pub rollouts: RolloutGroup,
+    /// Whether rows have log-probabilities by the policy that sampled them.
+    pub has_old: bool,
+    /// Whether rows have log-probabilities by the sampler.
+    pub has_sampler: bool,
+}
+
+/// The log-probabilities of a micro-batch's targets.
+struct Evaluated<'t> {
+    /// By the trained model: `f32[batch, position]`.
+    own: Tensor<'t>,
+    /// The entropies of the distributions, if they are needed: `f32[batch, position]`.
+    entropies: Option<Tensor<'t>>,
+    side: SideOutputs<'t>,
+}
+
+impl PolicyGradient {
+    /// The objective that a configuration describes.
+    pub(crate) fn of_config(settings: &TrainConfig) -> Self {
+        let keys = settings.rl.clone();
+        Self {
+            length: settings.data.max_target_length,
+            vocab_size: settings.model.vocab_size,
+            has_old: !keys.compares_with_itself(),
+            has_sampler: keys.has_sampler(),
+            keys,
+            rollouts: settings.rollouts.clone(),
+        }
+    }
+
+    /// Whether the loss has the divergence from a reference.
+    fn has_divergence(&self) -> bool {
+        self.keys.beta() > 0.0 && self.keys.place_of_divergence() == KlPlace::Loss
+    }
+
+    /// Whether the rewards of answers have the divergence from a reference, whose log-probabilities the run computes.
+    fn scores_answers(&self) -> bool {
+        let is_in_reward = self.keys.place_of_divergence() == KlPlace::Reward;
+        self.keys.beta() > 0.0 && is_in_reward && self.keys.rollouts_path.is_none()
+    }
+
+    /// Log-probabilities at the temperature of sampling.
+    fn evaluated<'t>(&self, model: &BoundModel<'_, 't>, batch: &BatchTensors<'t>) -> Evaluated<'t> {
+        let states = model.hidden(text_tokens(batch));
+        let temperature = self.keys.decode_sampling_temperature;
+        let own = model.token_log_probabilities_at(states.hidden, batch.of(TARGETS), temperature);
+        let entropies = (self.keys.entropy_coef > 0.0).then(|| {
+            let logits = model.logits(states.hidden).cast(DType::F32) / temperature;
+            let expected = (logits.softmax(VOCAB) * logits).sum(&[VOCAB]);
+            logits.log_sum_exp(VOCAB) - expected
+        });
+        Evaluated { own, entropies, side: states.side }
+    }
+
+    /// The loss of a micro-batch divided as the whole batch requires, and sums over tokens that are reported, by the name
+    /// without its prefix.
+    fn share<'t>(
+        &self,
+        models: &Models<'_, 't>,
+        batch: &BatchTensors<'t>,
+        divisors: &[Tensor<'t>],
+    ) -> (Tensor<'t>, Vec<(&'static str, Tensor<'t>)>, SideOutputs<'t>) {
+        let mask = token_weights(batch.of(TARGETS_SEGMENTATION));
+        let Evaluated { own, entropies, side } = self.evaluated(&models.trained, batch);
+        let detached = own.stop_gradient();
+        let old = if self.has_old { batch.of(OLD_LOG_PROBABILITIES) } else { detached };
+        let ratios = Ratios::new(self.keys.loss_algo.row().ratio, own, old, mask);
+        let advantages = batch.of(ADVANTAGES);
+        let policy = of_tokens(&self.keys, &ratios, own, advantages);
+        let mut losses = policy.losses;
+        let sum = |values: Tensor<'t>| (values.stop_gradient() * mask).sum(&[BATCH, POSITION]);
+        let mut reported = vec![
+            (names::CLIPPED_BELOW, sum(policy.clipped_below)),
+            (names::CLIPPED_ABOVE, sum(policy.clipped_above)),
+        ];
+        if self.has_sampler {
+            let sampler = batch.of(SAMPLER_LOG_PROBABILITIES);
+            reported.push((names::SAMPLER_DIFFERENCE, sum(absolute(detached - sampler))));
+            if let Some(cap) = self.keys.importance_cap {
+                let weights = ((old - sampler) * mask).exp().minimum(cap).stop_gradient();
+                reported.push((names::IMPORTANCE_WEIGHT, sum(weights)));
+                losses = losses * weights;
+            }
+        }
+        if self.has_divergence() {
+            let reference = self.evaluated(&models.frozen[0], batch).own.stop_gradient();
+            let each = divergence(self.keys.estimator(), own, reference);
+            reported.push((names::RL_DIVERGENCE, sum(each)));
+            let each = if self.keys.kl_bias_correction { each * ratios.ratio } else { each };
+            losses = losses + each * self.keys.beta();
+        }
+        let mut share =
+            aggregation::share(self.aggregation(), losses, mask, divisors, self.keys.completion_length());
+        if let Some(entropies) = entropies {
+            let mean = (entropies * mask).sum(&[BATCH, POSITION]) / divisors[0];
+            reported.push((names::ENTROPY, sum(entropies)));
+            share = share - mean * self.keys.entropy_coef;
+        }
+        (share, reported, side)
+    }
+
+    fn aggregation(&self) -> LossAggregation {
+        self.keys.aggregation()
+    }
+}
+
+fn absolute(values: Tensor<'_>) -> Tensor<'_> {
+    values.maximum(-values)
+}
+
+impl Objective for PolicyGradient {
+    fn name(&self) -> &'static str {
+        match self.keys.loss_algo {
+            RlAlgorithm::Grpo => "GRPO",
+            RlAlgorithm::GspoToken => "GSPO-token",
+            RlAlgorithm::Gspo => "GSPO",
+            RlAlgorithm::DrGrpo => "Dr. GRPO",
+            RlAlgorithm::Dapo => "DAPO",
+            RlAlgorithm::Cispo => "CISPO",
+            RlAlgorithm::Rloo => "RLOO",
+            RlAlgorithm::ReinforcePlusPlus => "REINFORCE++",
+            RlAlgorithm::ReinforcePlusPlusBaseline => "REINFORCE++ with a baseline",
+            RlAlgorithm::Ppo => "PPO",
+        }
+    }
+
+    fn arrays(&self, rows: usize) -> Vec<BatchArray> {
+        let numbers = |name| BatchArray::numbers(name, vec![axis(BATCH, rows), axis(POSITION, self.length)]);
+        let further = [
+            Some(ADVANTAGES),
+            self.has_old.then_some(OLD_LOG_PROBABILITIES),
+            self.has_sampler.then_some(SAMPLER_LOG_PROBABILITIES),
+        ];
+        let text = text_arrays(rows, self.length, self.vocab_size).into_iter();
+        text.chain(further.into_iter().flatten().map(numbers)).collect()
+    }
+
+    fn sequences(&self, rows: usize) -> [usize; 2] {
+        [rows, self.length]
+    }
+
+    fn data(&self, request: &DataRequest<'_>) -> Result<RunData, TrainError> {
+        match self.keys.rollouts_path {
+            Some(_) => request.recorded_rollouts(&self.keys, self.length),
+            None => request.prompts(&self.keys, &self.rollouts),
+        }
+    }
+
+    fn frozen(&self) -> Vec<FrozenModel> {
+        if !self.has_divergence() && !self.scores_answers() {
+            return Vec::new();
+        }
+        let source = match &self.keys.reference_path {
+            Some(path) => FrozenSource::OtherValues(path.clone()),
+            None => FrozenSource::FirstValues,
+        };
+        vec![FrozenModel { name: "reference", source }]
+    }
+
+    fn scores<'t>(&self, models: &Models<'_, 't>, batch: &BatchTensors<'t>) -> Option<Tensor<'t>> {
+        self.scores_answers().then(|| self.evaluated(&models.frozen[0], batch).own)
+    }
+
+    fn scored_arrays(&self, rows: usize) -> Vec<BatchArray> {
+        text_arrays(rows, self.length, self.vocab_size)
+    }
+
+    /// The number of learned tokens, and that of answers with such tokens.
+    fn weights<'t>(&self, batch: &BatchTensors<'t>) -> Vec<Tensor<'t>> {
+        let mask = token_weights(batch.of(TARGETS_SEGMENTATION));
+        vec![mask.sum(&[BATCH, POSITION]), mask.max(&[POSITION]).sum(&[BATCH])]
+    }
+
+    fn loss<'t>(
+        &self,
+        models: &Models<'_, 't>,
+        batch: &BatchTensors<'t>,
+        divisors: &[Tensor<'t>],
+        _step: Tensor<'t>,
+    ) -> Loss<'t> {
+        let (share, reported, side) = self.share(models, batch, divisors);
+        let terms = reported
+            .into_iter()
+            .map(|(name, sum)| (format!("{}{name}", names::TRAINING).into(), sum / divisors[0]));
+        Loss { share, terms: terms.collect(), side }
+    }
+
+    fn evaluate<'t>(&self, models: &Models<'_, 't>, batch: &BatchTensors<'t>) -> NamedTensors<'t> {
+        let weights = self.weights(batch);
+        let divisors: Vec<Tensor<'t>> = weights.iter().map(|weight| divisor(*weight)).collect();
+        let (share, reported, side) = self.share(models, batch, &divisors);
+        let mut sums: NamedTensors<'t> = vec![
+            (names::EVALUATION_TOTAL_LOSS.into(), share * weights[0]),
+            (names::EVALUATION_TOTAL_WEIGHTS.into(), weights[0]),
+        ];
+        sums.extend(
+            reported
+                .into_iter()
+                .map(|(name, sum)| (format!("{}{name}", names::EVALUATION_TOTAL).into(), sum)),
+        );
+        sums.extend(side.evaluated(weights[0]));
+        sums
+    }
+}
