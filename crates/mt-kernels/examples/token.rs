@@ -221,11 +221,11 @@ fn multiply(
 /// Reads the given weights in four tasks.
 fn read(weights: Elements) {
     // SAFETY: any bits are a valid integer.
-    let (_, words, _) = unsafe {
+    let words = unsafe {
         match weights {
-            Elements::F32(values) => values.align_to::<u64>(),
-            Elements::Bf16(values) => values.align_to::<u64>(),
-            Elements::I8(values) => values.align_to::<u64>(),
+            Elements::F32(values) => values.align_to::<u64>().1,
+            Elements::Bf16(values) => values.align_to::<u64>().1,
+            Elements::I8(values) => values.align_to::<u64>().1,
         }
     };
     PAIR.for_each(4, &|share| {

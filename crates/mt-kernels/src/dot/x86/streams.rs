@@ -71,32 +71,25 @@ functions! {
     across_avx512_bf16, along_avx512_bf16, "avx512f,avx512bw,avx512vl,avx512bf16", PairsOfF32, PairsOfBf16;
 }
 
-/// The contracted elements that are processed for all lines before the next ones. With few factors, their number is the
-/// number of streams that processors prefetch. With more factors, loading and storing the sums takes the time.
-const fn block(few: usize) -> usize {
-    if few < MANY_FACTORS { STREAMS } else { 32 }
-}
-
+/// The contracted elements that are processed for all lines before the next ones: the number of streams that processors
+/// prefetch. More of them would load and store the sums less often, but wait for memory.
 const STREAMS: usize = 8;
-
-/// With fewer factors, reading memory limits the speed.
-const MANY_FACTORS: usize = 8;
 
 /// # Safety
 /// See [`super::Streams::across`].
 #[inline(always)]
 unsafe fn across<L: Load, const FEW: usize>(strip: &Strip, load: L) {
     let count = strip.num_lines;
-    for (index, depth) in strip.offsets.chunks(block(FEW)).enumerate() {
-        let start = index * block(FEW) / L::DEPTH;
+    for (index, depth) in strip.offsets.chunks(STREAMS).enumerate() {
+        let start = index * STREAMS / L::DEPTH;
         let mut line = 0;
-        if FEW < MANY_FACTORS
-            && let Ok(depth) = <&[usize; STREAMS]>::try_from(depth)
-        {
+        if let Ok(depth) = <&[usize; STREAMS]>::try_from(depth) {
             let next = strip.offsets.get((index + 1) * STREAMS).unwrap_or(&depth[0]);
-            // SAFETY: the steps lie in the strip.
-            line =
-                unsafe { across_streams::<L, FEW>(strip, load, start, depth, next.wrapping_sub(depth[0])) };
+            let ahead = next.wrapping_sub(depth[0]);
+            for few in (0..strip.few).step_by(FEW) {
+                // SAFETY: the steps lie in the strip.
+                line = unsafe { across_streams::<L, FEW>(strip, load, start, depth, ahead, few) };
+            }
         }
         while line < count {
             let lanes = (count - line).min(32);
@@ -115,12 +108,12 @@ unsafe fn across<L: Load, const FEW: usize>(strip: &Strip, load: L) {
     }
 }
 
-/// Adds the steps from `start` on for all whole groups of 32 lines, and returns their number of lines. Also prefetches
-/// the elements at distance `ahead` into the L2 cache, which accepts more requests at a time than the L1 cache. If the
-/// contraction has several dimensions, the prefetched elements need not be those read next.
+/// Adds the steps from `start` on for all whole groups of 32 lines and `FEW` of the few lines from `few` on, and returns
+/// the number of lines. Also prefetches the elements at distance `ahead` into the L2 cache, which accepts more requests at
+/// a time than the L1 cache. If the contraction has several dimensions, the prefetched elements need not be those read next.
 ///
 /// # Safety
-/// The processor has the instructions; the strip has these steps, and as many of the few lines as `FEW`.
+/// The processor has the instructions; the strip has these steps and few lines.
 // Loops call no closures, because closures would not be compiled for these instructions.
 #[inline(always)]
 unsafe fn across_streams<L: Load, const FEW: usize>(
@@ -129,6 +122,7 @@ unsafe fn across_streams<L: Load, const FEW: usize>(
     start: usize,
     depth: &[usize; STREAMS],
     ahead: usize,
+    few: usize,
 ) -> usize {
     let steps = STREAMS / L::DEPTH;
     let all = strip.num_lines;
@@ -141,8 +135,9 @@ unsafe fn across_streams<L: Load, const FEW: usize>(
     unsafe {
         let mut factors = [[_mm512_setzero_si512(); FEW]; STREAMS];
         for (step, factors) in factors[..steps].iter_mut().enumerate() {
-            for (few, factor) in factors.iter_mut().enumerate() {
-                *factor = _mm512_set1_epi32(*strip.factors.add((start + step) * FEW + few) as i32);
+            let own = strip.factors.add((start + step) * strip.few + few);
+            for (index, factor) in factors.iter_mut().enumerate() {
+                *factor = _mm512_set1_epi32(*own.add(index) as i32);
             }
         }
         for line in (0..whole).step_by(32) {
@@ -152,7 +147,7 @@ unsafe fn across_streams<L: Load, const FEW: usize>(
                 }
             }
             let mut sums = [[_mm512_setzero_ps(); 2]; FEW];
-            let out = strip.sums.add(line);
+            let out = strip.sums.add(few * all + line);
             if start > 0 {
                 for (few, [first, second]) in sums.iter_mut().enumerate() {
                     *first = _mm512_loadu_ps(out.add(few * all));
@@ -210,10 +205,6 @@ unsafe fn across_block<L: Load, const FEW: usize, const VECTORS: usize>(
         for offsets in depth.chunks(L::DEPTH) {
             let first = first_line + offsets[0];
             let second = offsets.get(1).map(|second| first_line + second);
-            if FEW == MANY_FACTORS {
-                load.prefetch(first + AHEAD);
-                load.prefetch(second.unwrap_or(first) + AHEAD);
-            }
             let words = match second {
                 Some(second) if lanes == 32 => load.across_two(first, second),
                 None if lanes == 32 && L::DEPTH == 1 => load.across_two(first, first),
@@ -240,9 +231,6 @@ unsafe fn across_block<L: Load, const FEW: usize, const VECTORS: usize>(
         }
     }
 }
-
-/// The elements by which prefetching runs ahead.
-const AHEAD: usize = 256;
 
 /// # Safety
 /// See [`super::Streams::along`].
