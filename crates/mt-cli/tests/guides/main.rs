@@ -38,6 +38,8 @@ const SHORTENED: &[(&str, &str)] = &[
     ("run_name=tuned hf_model_path=", "steps=2"),
     ("run_name=split num_cpu_devices=8 ici_fsdp", "steps=2"),
     ("maxtext sft run_name=instructed", "steps=2"),
+    ("maxtext sft sums.yml run_name=begun", "steps=2"),
+    ("maxtext rl sums.yml run_name=rewarded", "steps=2"),
     ("maxtext train tuned.yml", "steps=2 per_device_batch_size=1"),
     ("maxtext train whole.yml", "steps=2 per_device_batch_size=1"),
 ];
@@ -190,6 +192,9 @@ impl Sandbox {
         let name = page.file_name().unwrap().to_str().unwrap();
         if ["README.md", "training.md", "configuring.md"].contains(&name) {
             fs::remove_dir_all(copy.directory.path().join("maxtext_output")).unwrap();
+        }
+        if name == "reinforcement-learning.md" {
+            copy.write("sums.yml", &yaml_blocks(text)[0]);
         }
         if name == "configuring.md" {
             for (file, contents) in ["books.yml", "tuned.yml"].iter().zip(yaml_blocks(text)) {

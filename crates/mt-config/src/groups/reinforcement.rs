@@ -323,7 +323,11 @@ impl RlGroup {
             ));
         }
         if is_sampled && self.loss_algo == RlAlgorithm::Ppo {
-            report(problems, not_built(config.entry("loss_algo"), "the value model of sampled answers"));
+            problems.push(Problem::inconsistent(
+                format!("{}, whose value model is not built yet for answers that a run samples", stated("loss_algo")),
+                "name recorded answers with values by `rl.rollouts_path`, or use an algorithm without values, such as \
+                 `rl.loss_algo=grpo`",
+            ));
         }
         let is_in_reward = self.place_of_divergence() == KlPlace::Reward && self.beta() > 0.0;
         if is_sampled && is_in_reward && self.decode_sampling_temperature != 1.0 {

@@ -118,13 +118,11 @@ impl Parser<'_> {
     fn sum(&mut self) -> Option<Expression> {
         let mut terms = vec![self.signed_product()?];
         loop {
-            if self.takes("+") {
-                terms.push(self.signed_product()?);
-            } else if self.peek() == Some('-') {
-                terms.push(self.signed_product()?);
-            } else {
+            // A minus belongs to the term that it negates.
+            if !self.takes("+") && self.peek() != Some('-') {
                 return Some(one_or(terms, Expression::Sum));
             }
+            terms.push(self.signed_product()?);
         }
     }
 

@@ -186,12 +186,9 @@ pub fn last_number(text: &str) -> Option<&str> {
     let is_sign = start > 0
         && bytes[start - 1] == b'-'
         && (start == 1 || !bytes[start - 2].is_ascii_alphanumeric() && bytes[start - 2] != b')');
-    if is_sign {
-        start -= 1;
-    } else if start > 0
-        && bytes[start - 1] == b'.'
-        && (start == 1 || !bytes[start - 2].is_ascii_alphanumeric())
-    {
+    let is_point =
+        start > 0 && bytes[start - 1] == b'.' && (start == 1 || !bytes[start - 2].is_ascii_alphanumeric());
+    if is_sign || is_point {
         start -= 1;
     }
     Some(&text[start..end])

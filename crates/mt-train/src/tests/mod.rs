@@ -21,6 +21,7 @@ mod optimizer_space;
 mod optimizers;
 mod placement;
 mod planned;
+mod policy;
 mod preference;
 mod published;
 mod query_key_clip;
