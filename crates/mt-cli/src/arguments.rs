@@ -22,7 +22,7 @@ use crate::{
 use checkpoint::{
     CHECKPOINT_DIFF, CHECKPOINT_DIFF_EXAMPLES, INSPECT, INSPECT_EXAMPLES, VERIFY, VERIFY_EXAMPLES,
 };
-pub use data::{DataCheckLogits, DataCommand, DataSaveLogits, DataShow};
+pub use data::{DataCheckLogits, DataCommand, DataConvert, DataInspect, DataSaveLogits, DataShow, DataStats};
 use distill::{DISTILL, DISTILL_EXAMPLES};
 use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
 pub use preference::{Reward, RewardCommand, RewardScore};

@@ -85,6 +85,8 @@ fn text(progress: Progress) -> String {
     let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
     let (work, amount): (&str, &dyn Fn(u64) -> String) = match progress.task {
         Task::IndexFiles => ("reading the data", &megabytes),
+        Task::OpenFiles => ("opening the data", &|files| format!("{files} files")),
+        Task::ConvertRecords => ("writing", &|records| format!("{records} records")),
         Task::CountWords => ("training the tokenizer: counting words", &megabytes),
         Task::LearnMerges => ("training the tokenizer: learning tokens", &|tokens| tokens.to_string()),
     };

@@ -49,12 +49,12 @@ pub use architecture::{
 pub use benchmark::{InferenceBenchmarkGroup, InferenceStage};
 pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
-    AttentionKind, AttentionType, BaseCodes, CanvasPolicy, ContextAxis, ContextStrategy, DataFormat,
-    DatasetType, DecoderBlock, DivergenceType, FeatureLoss, Hardware, HfTextUnit, LayerAttention,
-    LearningRateSchedule, LogitAlignment, MatmulPrecision, MlpActivation, OptimizerSpaceChoice,
-    OptimizerType, OrpoForm, PackingType, PreferenceAlgorithm, PreferenceLoss, ProfilerChoice,
-    ReorderStrategy, RewardType, RopeType, RoutedScores, SamplingStrategy, SftLoss, ShardMode,
-    SpeculativeMethod, TokenizerType, TrainingObjective, WeightSchedule, WsdDecayStyle,
+    AttentionKind, AttentionType, BaseCodes, CanvasPolicy, ContextAxis, ContextStrategy, DamagedData,
+    DataFormat, DatasetType, DecoderBlock, DivergenceType, FeatureLoss, GrainFileType, Hardware, HfTextUnit,
+    LayerAttention, LearningRateSchedule, LogitAlignment, MatmulPrecision, MlpActivation,
+    OptimizerSpaceChoice, OptimizerType, OrpoForm, PackingType, PreferenceAlgorithm, PreferenceLoss,
+    ProfilerChoice, ReorderStrategy, RewardType, RopeType, RoutedScores, SamplingStrategy, SftLoss,
+    ShardMode, SpeculativeMethod, TokenizerType, TrainingObjective, WeightSchedule, WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;

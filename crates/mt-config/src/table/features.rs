@@ -1,7 +1,6 @@
 //! Features that are not built yet and that several keys or choices request.
 
 pub(crate) const ADAPTERS_BY_OTHER_KEYS: &str = "further ways to name adapters";
-pub(crate) const ARRAY_RECORD: &str = "data in ArrayRecord files";
 pub(crate) const AUDIO_MODELS: &str = "audio models";
 pub(crate) const BLOCK_DIFFUSION: &str = "generation by block diffusion";
 pub(crate) const BLOCKS_UNLIKE_THEIR_FAMILYS: &str = "changes to a family's blocks";
@@ -10,7 +9,6 @@ pub(crate) const CONTINUOUS_CHECKPOINTS: &str = "continuous checkpoints";
 pub(crate) const CONVERSATIONS: &str = "conversations as training data";
 pub(crate) const CONVERSION_OF_CHECKPOINTS: &str = "conversion of checkpoints";
 pub(crate) const CUSTOM_DEVICE_ORDERS: &str = "custom device orders";
-pub(crate) const DATA_PIPELINE_GRAIN: &str = "the data pipeline `grain`";
 pub(crate) const DILOCO: &str = "DiLoCo";
 pub(crate) const DUMPS_OF_TRACED_PROGRAMS: &str = "dumps of traced programs";
 pub(crate) const ELASTIC_TRAINING: &str = "elastic training";
@@ -21,11 +19,9 @@ pub(crate) const HOSTS_WITHOUT_DATA: &str = "hosts that read no data of their ow
 pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
 pub(crate) const MASKED_ANSWERS: &str = "block diffusion of answers only";
 pub(crate) const MEMORY_ESTIMATES: &str = "memory estimates";
-pub(crate) const MIXTURES_OF_DATASETS: &str = "mixtures of datasets";
 pub(crate) const MOVING_OLD_CHECKPOINTS_ASIDE: &str = "moving old checkpoints aside";
 pub(crate) const MULTIMODAL_MODELS: &str = "multimodal models";
 pub(crate) const MULTI_TIER_CHECKPOINTS: &str = "multi-tier checkpoints";
-pub(crate) const OLMO_DATA: &str = "OLMo data";
 pub(crate) const PAGED_ATTENTION: &str = "paged attention outside of serving";
 pub(crate) const PIPELINE_PARALLELISM: &str = "pipeline parallelism";
 pub(crate) const PROCESSES: &str = "several processes";
@@ -45,8 +41,6 @@ pub(crate) const SEVERAL_COLUMNS: &str = "documents from several columns";
 pub(crate) const SPARSE_WEIGHTS: &str = "sparse weights";
 pub(crate) const STACKS_IN_THE_CLOUD: &str = "stack traces in a cloud service";
 pub(crate) const STRIPED_SEQUENCES: &str = "striped sequences";
-pub(crate) const TENSORFLOW_DATASETS: &str = "TensorFlow datasets";
-pub(crate) const TOKENIZED_DATA: &str = "data that is already tokenized";
 pub(crate) const WANDB: &str = "Weights & Biases";
 
 /// Alternatives to some of the features.
