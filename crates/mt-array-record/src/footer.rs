@@ -72,6 +72,8 @@ pub(crate) struct Index {
     pub(crate) offsets: Vec<u64>,
     /// Number of records up to the end of each chunk.
     pub(crate) ends: Vec<u64>,
+    /// Sum of the sizes of the records of each chunk, in bytes.
+    pub(crate) sizes: Vec<u64>,
 }
 
 impl Index {
@@ -97,15 +99,16 @@ impl Index {
             let chunk = ArrayRecordFooter::decode(record).ok();
             let located = chunk.and_then(|chunk| {
                 let offset = chunk.chunk_offset.filter(|offset| *offset < footer_offset)?;
-                Some((offset, end.checked_add(chunk.num_records?)?))
+                Some((offset, end.checked_add(chunk.num_records?)?, chunk.decoded_data_size.unwrap_or(0)))
             });
             let number = position - 1;
-            let Some((offset, end_of_chunk)) = located else {
+            let Some((offset, end_of_chunk, size)) = located else {
                 return Err(Fault::damaged(format!("the footer does not locate chunk {number}")));
             };
             end = end_of_chunk;
             index.offsets.push(offset);
             index.ends.push(end);
+            index.sizes.push(size);
         }
         if index.ends.len() as u64 != metadata.num_chunks() || end != metadata.num_records() {
             let reason = format!(

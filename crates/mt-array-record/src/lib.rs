@@ -29,5 +29,5 @@ mod writer;
 
 pub use compression::Compression;
 pub use error::{ArrayRecordError, Result};
-pub use reader::{Reader, Records};
+pub use reader::{Group, GroupRecords, Reader, Records};
 pub use writer::{Writer, WriterOptions};

@@ -14,7 +14,7 @@ use crate::{
 
 /// An open ArrayRecord file.
 ///
-/// Memory holds 16 bytes per chunk of the file. Reads are positioned, so threads may share a reader.
+/// Memory holds 24 bytes per chunk of the file. Reads are positioned, so threads may share a reader.
 #[derive(Debug)]
 pub struct Reader {
     file: ChunkFile,
@@ -84,6 +84,27 @@ impl Reader {
         Records { reader: self, next: start, chunk: None }
     }
 
+    /// The groups of records that are compressed, and so decoded, together, in the order of the records.
+    pub fn groups(&self) -> impl ExactSizeIterator<Item = Group> + '_ {
+        (0..self.index.ends.len()).map(|number| {
+            let first = self.first_record(number);
+            Group { first, count: self.index.ends[number] - first, bytes: self.index.sizes[number] }
+        })
+    }
+
+    /// Decodes a group of records by its number.
+    ///
+    /// # Errors
+    ///
+    /// If the chunk is damaged or transposed, or the file cannot be read.
+    ///
+    /// # Panics
+    ///
+    /// If there is no group of this number.
+    pub fn read_group(&self, number: usize) -> Result<GroupRecords> {
+        self.chunk(number).map(GroupRecords)
+    }
+
     /// Decodes a chunk by its number.
     fn chunk(&self, number: usize) -> Result<DecodedRecords> {
         let offset = self.index.offsets[number];
@@ -99,6 +120,28 @@ impl Reader {
     /// Index of a chunk's first record.
     fn first_record(&self, chunk: usize) -> u64 {
         chunk.checked_sub(1).map_or(0, |before| self.index.ends[before])
+    }
+}
+
+/// Records that are decoded together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Group {
+    /// Index of the group's first record.
+    pub first: u64,
+    /// Number of records.
+    pub count: u64,
+    /// Sum of the records' sizes in bytes, as the footer states it.
+    pub bytes: u64,
+}
+
+/// The decoded records of a group.
+#[derive(Debug)]
+pub struct GroupRecords(DecodedRecords);
+
+impl GroupRecords {
+    /// The record at `index` of the group.
+    pub fn get(&self, index: usize) -> Option<&[u8]> {
+        self.0.get(index)
     }
 }
 

@@ -19,7 +19,9 @@ pub use checkpoint::{
     Average, CheckpointCommand, CheckpointDiff, Export, ExportFormat, ExportType, Import, Inspect,
     ParamsOnly, Reshard, Verify,
 };
-pub use data::{DataCheckLogits, DataCommand, DataGenerate, DataSaveLogits, DataShow};
+pub use data::{
+    DataCheckLogits, DataCommand, DataConvert, DataGenerate, DataInspect, DataSaveLogits, DataShow, DataStats,
+};
 use distill::{DISTILL, DISTILL_EXAMPLES};
 use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
 pub use preference::{Reward, RewardCommand, RewardScore};

@@ -145,6 +145,8 @@ fn megabytes(bytes: u64) -> String {
 fn text(progress: Progress) -> String {
     let (work, amount): (&str, &dyn Fn(u64) -> String) = match progress.task {
         Task::IndexFiles => ("reading the data", &megabytes),
+        Task::OpenFiles => ("opening the data", &|files| format!("{files} files")),
+        Task::ConvertRecords => ("writing", &|records| format!("{records} records")),
         Task::CountWords => ("training the tokenizer: counting words", &megabytes),
         Task::LearnMerges => ("training the tokenizer: learning tokens", &|tokens| tokens.to_string()),
     };

@@ -1,15 +1,12 @@
 //! The dataset of a run whose keys name no data, or only files.
 //!
-//! MaxText's default is a TensorFlow dataset, which is not built. A run that names no data uses the table's default
-//! instead and notes it. A run that names data without a `dataset_type` keeps MaxText's meaning, and is refused because
-//! TensorFlow datasets are not built.
+//! MaxText's default is a TensorFlow dataset. A run that names no data uses the table's default instead and notes it. A
+//! run that names data without a `dataset_type` keeps MaxText's meaning, and is refused if the data is no TensorFlow
+//! dataset.
 
 use serde_json::Value;
 
-use crate::{
-    DataFormat, config::Config, error::is, groups::FromValue, origin::Origin,
-    table::features::TENSORFLOW_DATASETS,
-};
+use crate::{DataFormat, config::Config, groups::FromValue, origin::Origin};
 
 /// The keys that name data of any type.
 const NAMING_KEYS: &[&str] = &[
@@ -126,10 +123,9 @@ impl Config {
             return Vec::new();
         }
         vec![format!(
-            "no key names data, so the run trains on random tokens (`dataset_type={}`): MaxText's default, \
-             {TENSORFLOW_DATASETS}, {} not built yet; `dataset_type=hf` reads local files",
-            entry.shown(),
-            is(TENSORFLOW_DATASETS)
+            "no key names data, so the run trains on random tokens (`dataset_type={}`): MaxText's default, `tfds`, needs \
+             `dataset_path`; `dataset_type=hf` and `dataset_type=grain` read local files",
+            entry.shown()
         )]
     }
 }

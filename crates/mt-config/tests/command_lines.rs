@@ -115,7 +115,7 @@ fn a_run_that_names_no_data_gets_random_tokens() {
         let notes = config.training_notes();
         assert!(
             matches!(notes.as_slice(), [only] if only.contains("`dataset_type=synthetic`")
-                && only.contains("TensorFlow datasets, are not built yet")),
+                && only.contains("MaxText's default, `tfds`, needs `dataset_path`")),
             "{notes:?}"
         );
     }
@@ -124,16 +124,40 @@ fn a_run_that_names_no_data_gets_random_tokens() {
         Vec::<String>::new(),
         "requested random tokens"
     );
-    for arguments in [
-        &[base, "dataset_path=gs://bucket/data"][..],
-        &["dataset_path=gs://bucket/data"],
-        &["dataset_name=lm1b"],
-        &[base, "hf_path=json"],
-        &["hf_train_files=a.txt"],
-        &["dataset_type=tfds"],
+    for (arguments, expected) in [
+        (&[base, "dataset_path=gs://bucket/data"][..], "cloud storage is not built yet"),
+        (&["dataset_path=gs://bucket/data"], "cloud storage is not built yet"),
+        (&[base, "hf_path=json"], "`dataset_type` is `tfds`"),
+        (&["hf_train_files=a.txt"], "`dataset_type=hf`, `dataset_type=grain`"),
+        (&["dataset_type=grain"], "`grain_train_files` is `''`"),
+        (&["dataset_type=olmo_grain"], "`olmo_index_path` is `''`"),
+        (&["dataset_type=olmo_grain", "olmo_index_path=i", "olmo_path_remap_from=a"], "set both, or none"),
+        (&["dataset_type=grain", "grain_train_files=gs://a/b"], "cloud storage is not built yet"),
+        (
+            &["dataset_type=grain", "grain_train_files=a", "grain_train_mixture_config_path=b"],
+            "leave out one of both",
+        ),
+        (
+            &["dataset_type=hf", "hf_path=text", "hf_train_files=a", "tokenize_train_data=false"],
+            "which is text",
+        ),
+        (
+            &[
+                "dataset_type=hf",
+                "hf_path=json",
+                "hf_train_files=a",
+                "tokenize_train_data=false",
+                "use_sft=true",
+            ],
+            "and records are text",
+        ),
+        (
+            &["dataset_type=hf", "hf_path=json", "hf_train_files=a", "train_split=some"],
+            "datasets from the Hugging Face hub are not built yet",
+        ),
     ] {
         let error = TrainConfig::from_config(&of(arguments)).unwrap_err().to_string();
-        assert!(error.contains("TensorFlow datasets are not built yet"), "{arguments:?}: {error}");
+        assert!(error.contains(expected), "{arguments:?}: {error}");
     }
 }
 

@@ -150,6 +150,31 @@ impl TextRows {
         }
     }
 
+    /// Divides the segment from column `start` of a row on: `documents` counts the documents that end before each input.
+    /// Positions restart with each, if they are not given.
+    pub fn write_documents(
+        &mut self,
+        (row, sequence): (usize, usize),
+        start: usize,
+        documents: &[i32],
+        positions: &[i32],
+    ) {
+        let base = (row * self.sequences + sequence) * self.length + start;
+        let (mut before, mut first) = (0, 0);
+        for (offset, ended) in documents.iter().enumerate() {
+            let index = base + offset;
+            if *ended != before {
+                (before, first) = (*ended, offset);
+            }
+            self.segmentation[index] += ended;
+            if self.targets_segmentation[index] != 0 {
+                self.targets_segmentation[index] += ended;
+            }
+            self.positions[index] = (offset - first) as i32;
+        }
+        self.positions[base..base + positions.len()].copy_from_slice(positions);
+    }
+
     /// Replaces the targets from column `start` of a row on.
     pub fn write_targets(&mut self, (row, sequence): (usize, usize), start: usize, targets: &[i32]) {
         let base = (row * self.sequences + sequence) * self.length + start;

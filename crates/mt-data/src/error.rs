@@ -27,6 +27,24 @@ pub enum DataError {
     #[error("cannot {action} `{path}`: {source}")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 
+    /// A compressed file that cannot be decompressed to its end.
+    #[error(
+        "`{path}` cannot be decompressed ({compression}) behind byte {good} of its content: {reason}\nhint: copy the file \
+         from its source again, or compress it again"
+    )]
+    Compressed { path: PathBuf, compression: &'static str, good: u64, reason: String },
+
+    /// A directory of temporary files without room for decompressed content.
+    #[error(
+        "cannot decompress `{path}` into the directory `{directory}` for temporary files: {source}\nhint: name a directory \
+         with more room in the environment variable `TMPDIR`, or decompress the file yourself"
+    )]
+    Spool { path: PathBuf, directory: PathBuf, source: io::Error },
+
+    /// A record of a file that cannot be used.
+    #[error("`{path}`, record {record}: {reason}\nhint: {hint}")]
+    Record { path: PathBuf, record: u64, reason: String, hint: &'static str },
+
     /// Text that is not UTF-8.
     #[error(
         "`{path}` is not UTF-8 text: byte {offset} (line {line}) starts no valid character\nhint: convert the file \
@@ -45,12 +63,12 @@ pub enum DataError {
     )]
     MissingColumn { path: PathBuf, place: String, column: String, available: String },
 
-    /// A column that holds no text.
+    /// A column that holds neither text nor the token ids that are expected of it.
     #[error(
-        "`{path}`{place}: column `{column}` holds {found}, not text\nhint: correct or remove values that are not text, \
+        "`{path}`{place}: column `{column}` holds {found}, not {expected}\nhint: correct or remove such values, \
          or name another column with `train_data_columns` (or `eval_data_columns`)"
     )]
-    ColumnType { path: PathBuf, place: String, column: String, found: String },
+    ColumnType { path: PathBuf, place: String, column: String, found: String, expected: &'static str },
 
     /// A record that is no example for fine-tuning.
     #[error("{place}: {reason}")]
@@ -70,6 +88,24 @@ pub enum DataError {
          are read with `hf_path=text` or `hf_path=json`"
     )]
     Parquet { path: PathBuf, reason: String },
+
+    /// An index of token files that cannot be used.
+    #[error(
+        "`{path}` is no usable index of token files: {reason}\nhint: build it with MaxText's `build_olmo_npy_index.py`, or \
+         with `maxtext data convert --to npy`"
+    )]
+    OlmoIndex { path: PathBuf, reason: String },
+
+    /// A directory of `tfds` that cannot be used.
+    #[error("`{path}`: {reason}")]
+    TensorflowDataset { path: PathBuf, reason: String },
+
+    /// A mixture that cannot be read.
+    #[error(
+        "the mixture {mixture}: {reason}\nhint: write `grain_train_files='a/*.array_record,0.7;b/*.array_record,0.3'`, or a \
+         JSON file such as `{{\"a\": {{\"path\": \"a/*.array_record\", \"weight\": 0.7}}}}`"
+    )]
+    Mixture { mixture: String, reason: String },
 
     /// Files that hold no logits of a teacher.
     #[error(
@@ -214,8 +250,28 @@ impl DataError {
                     | io::ErrorKind::NotADirectory
             ),
             Self::ArrayRecord(error) => error.is_user_error(),
-            Self::Worker { .. } | Self::Train { .. } | Self::Tokenize { .. } | Self::Stopped => false,
+            Self::Spool { .. }
+            | Self::Worker { .. }
+            | Self::Train { .. }
+            | Self::Tokenize { .. }
+            | Self::Stopped => false,
             _ => true,
+        }
+    }
+
+    /// Whether one document is the cause, so that the others can be read.
+    pub(crate) fn is_of_document(&self) -> bool {
+        match self {
+            Self::Record { .. }
+            | Self::Json { .. }
+            | Self::NotUtf8 { .. }
+            | Self::MissingColumn { .. }
+            | Self::ColumnType { .. }
+            | Self::Parquet { .. }
+            | Self::Example { .. }
+            | Self::TokenOutOfVocabulary { .. } => true,
+            Self::ArrayRecord(error) => error.is_user_error(),
+            _ => false,
         }
     }
 

@@ -8,6 +8,7 @@ use crate::iterator::TrainIterator;
 use crate::options::{DatasetOptions, Remainder};
 use crate::source::Dataset;
 use crate::tokenizer::Tokenizer;
+use crate::watch::Watch;
 
 /// A set of evaluation batches: one pass over the documents in order, the same each time.
 #[derive(Debug, Clone)]
@@ -29,11 +30,11 @@ impl EvaluationSet {
         tokenizer: Option<Arc<Tokenizer>>,
         steps: Option<u64>,
     ) -> Result<Self> {
-        options.shuffle = false;
+        options.shuffle = options.evaluates_shuffled;
         options.num_epoch = Some(1);
         options.remainder = Remainder::Pad;
         options.check()?;
-        let dataset = Arc::new(Dataset::open(&options.source)?);
+        let dataset = Arc::new(Dataset::open_with(&options.source, Watch::silent(), options.damage.skips())?);
         if steps.is_none() && dataset.synthetic_vocab_size().is_some() {
             return Err(crate::error::DataError::Options(
                 "synthetic data never ends\nhint: set `eval_steps` to the number of evaluation batches"

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use crate::batch::{Batch, TextRows};
 use crate::error::{DataError, Result};
 use crate::options::{DatasetOptions, Examples, Packing, Remainder, Targets};
+use crate::packing::{Piece, Row, best_fit, num_pairs, window_rows};
 use crate::random::{key, mix};
 use crate::reader::DocumentReader;
 use crate::source::Dataset;
 use crate::state::{IteratorState, STATE_VERSION};
 use crate::tokenizer::{EncodedDocument, Tokenizer};
+use crate::watch::Watch;
 
 /// Rows that first-fit packing fills at the same time. The meaning of a saved state depends on this number, so it is
 /// fixed and independent of the batch size.
@@ -50,75 +52,6 @@ struct Cursor {
     token: usize,
 }
 
-/// A row under construction.
-#[derive(Debug, Default)]
-struct Row {
-    filled: usize,
-    bytes: u64,
-    segments: Vec<Piece>,
-    /// The second sequence of a row of preference data.
-    second: Option<Piece>,
-    label: f32,
-}
-
-/// A stretch of a document's tokens.
-#[derive(Debug)]
-struct Piece {
-    tokens: Vec<i32>,
-    /// Whether the target of each pair of consecutive tokens has a loss; empty if all have one.
-    has_loss: Vec<bool>,
-    /// The classes that replace the targets; empty if tokens are targets.
-    classes: Vec<i32>,
-}
-
-impl Piece {
-    /// The pairs `start..start + count` of a document's tokens.
-    fn of(document: &EncodedDocument, start: usize, count: usize) -> Self {
-        Self {
-            tokens: document.tokens[start..=start + count].to_vec(),
-            has_loss: document.trained.get(start + 1..=start + count).unwrap_or_default().to_vec(),
-            classes: document.classes.get(start + 1..=start + count).unwrap_or_default().to_vec(),
-        }
-    }
-
-    fn write(&self, batch: &mut TextRows, place: (usize, usize), start: usize, segment: usize) {
-        let has_loss = |pair: usize| self.has_loss.get(pair).copied().unwrap_or(true);
-        batch.write_segment(place, start, segment, &self.tokens, has_loss);
-        batch.write_targets(place, start, &self.classes);
-    }
-}
-
-impl Row {
-    /// Appends the pairs `start..start + count` of a document as a new segment.
-    fn push(&mut self, document: &EncodedDocument, start: usize, count: usize) {
-        let targets = start + 1..=start + count;
-        self.segments.push(Piece::of(document, start, count));
-        self.second = document.second.as_ref().map(|second| Piece::of(second, 0, num_pairs(second)));
-        self.label = document.label;
-        let counted = targets.filter(|target| document.is_trained(*target));
-        self.bytes += counted.map(|target| u64::from(document.bytes[target])).sum::<u64>();
-        self.filled += count;
-    }
-
-    fn write(&self, batch: &mut TextRows, row: usize) {
-        let mut start = 0;
-        for (index, piece) in self.segments.iter().enumerate() {
-            piece.write(batch, (row, 0), start, index + 1);
-            start += piece.tokens.len() - 1;
-        }
-        if let Some(second) = &self.second {
-            second.write(batch, (row, 1), 0, 1);
-        }
-        batch.set_label(row, self.label);
-        batch.target_bytes += self.bytes;
-    }
-}
-
-/// The number of tokens of a document that have a successor in it.
-fn num_pairs(document: &EncodedDocument) -> usize {
-    document.tokens.len().saturating_sub(1)
-}
-
 impl TrainIterator {
     /// Opens the source of the options and starts at its beginning. A synthetic source needs no tokenizer.
     ///
@@ -126,7 +59,7 @@ impl TrainIterator {
     /// As [`Dataset::open`]; contradictory options.
     pub fn open(options: DatasetOptions, tokenizer: Option<Arc<Tokenizer>>) -> Result<Self> {
         options.check()?;
-        let dataset = Arc::new(Dataset::open(&options.source)?);
+        let dataset = Arc::new(Dataset::open_with(&options.source, Watch::silent(), options.damage.skips())?);
         Self::new(dataset, options, tokenizer)
     }
 
@@ -140,7 +73,7 @@ impl TrainIterator {
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> Result<Self> {
         options.check()?;
-        if tokenizer.is_none() && dataset.synthetic_vocab_size().is_none() {
+        if tokenizer.is_none() && dataset.needs_tokenizer() {
             return Err(DataError::Options(format!("the documents of {} need a tokenizer", dataset.name())));
         }
         let fingerprint = fingerprint(&dataset, &options, tokenizer.as_deref());
@@ -228,6 +161,11 @@ impl TrainIterator {
         Ok(Some(batch.into_batch()))
     }
 
+    /// The number of examples that have been read so far, some of which wait in rows under construction.
+    pub fn examples_read(&self) -> u64 {
+        self.cursor.example
+    }
+
     /// The state after the last batch that [`TrainIterator::next`] returned. An iterator that is restored from it
     /// continues with the next batch.
     pub fn state(&self) -> IteratorState {
@@ -240,7 +178,7 @@ impl TrainIterator {
     /// The state belongs to another dataset, tokenizer, seed or packing, which the error names, or is damaged.
     pub fn restore(&mut self, state: &IteratorState) -> Result<()> {
         state.check(&self.fingerprint)?;
-        let size = self.dataset.num_documents();
+        let size = self.dataset.epoch_size();
         let example = (state.document < size)
             .then_some(())
             .and_then(|()| state.epoch.checked_mul(size)?.checked_add(state.document))
@@ -277,7 +215,7 @@ impl TrainIterator {
     fn current_state(&self) -> IteratorState {
         let (cursor, skip_rows) =
             if self.open.is_empty() { (self.cursor, 0) } else { (self.open_start, self.open_used) };
-        let size = self.dataset.num_documents();
+        let size = self.dataset.epoch_size();
         IteratorState {
             version: STATE_VERSION,
             epoch: cursor.example / size,
@@ -312,7 +250,7 @@ impl TrainIterator {
             Packing::Off if self.options.drops_long_ends() => self.single_row(batch_start),
             Packing::Off => self.piece_row(),
             Packing::ConcatThenSplit => self.cut_row(),
-            Packing::FirstFit => {
+            Packing::FirstFit | Packing::BestFit => {
                 if self.open.is_empty() {
                     self.fill_open_rows()?;
                 }
@@ -346,6 +284,7 @@ impl TrainIterator {
                     Examples::JudgedSteps => vec![(self.rows % 2) as i32; length],
                     _ => Vec::new(),
                 },
+                ..Piece::default()
             }
         };
         let second = (examples.sequences() == 2).then(|| piece(1));
@@ -407,10 +346,39 @@ impl TrainIterator {
         Ok((row.filled > 0).then_some(row))
     }
 
-    /// Fills rows with documents until a document fits in no row.
     fn fill_open_rows(&mut self) -> Result<()> {
         self.open_start = self.cursor;
         self.open_used = 0;
+        match self.options.packing {
+            Packing::BestFit => self.fill_best(),
+            _ => self.fill_first(),
+        }
+    }
+
+    /// Collects documents for a window of rows, and places the longest first.
+    fn fill_best(&mut self) -> Result<()> {
+        let length = self.options.length;
+        let capacity = window_rows(length) * length;
+        let (mut pieces, mut filled) = (Vec::new(), 0);
+        while filled < capacity
+            && let Some((count, rest)) = self.next_piece(length, |document, start, count| {
+                let mut row = Row::default();
+                row.push(document, start, count);
+                pieces.push(row);
+            })?
+        {
+            filled += count;
+            self.consume(count, rest)?;
+        }
+        let start = self.open_start;
+        let order =
+            self.options.shuffle.then(|| key(&[self.options.seed, start.example, start.token as u64]));
+        self.open = best_fit(pieces, length, self.options.max_segments, order).into();
+        Ok(())
+    }
+
+    /// Fills rows with documents until a document fits in no row.
+    fn fill_first(&mut self) -> Result<()> {
         let (length, max_segments) = (self.options.length, self.options.max_segments.unwrap_or(usize::MAX));
         let mut rows: Vec<Row> = Vec::new();
         loop {
@@ -479,7 +447,7 @@ impl TrainIterator {
     fn advance(&mut self, is_barren: bool) -> Result<()> {
         self.cursor = Cursor { example: self.cursor.example + 1, token: 0 };
         self.barren += u64::from(is_barren);
-        let documents = self.dataset.num_documents();
+        let documents = self.dataset.longest_epoch();
         // The end of one epoch and the start of the next may be barren in succession. So only two successive barren
         // epochs, or a barren first epoch, prove that no document has a token.
         if self.barren / 2 >= documents || (self.barren == documents && self.cursor.example == documents) {
@@ -500,7 +468,7 @@ impl TrainIterator {
     /// on.
     fn an_epoch_has_tokens(&mut self) -> Result<bool> {
         let first = self.cursor.example;
-        for example in first..first + self.dataset.num_documents() {
+        for example in first..first + self.dataset.longest_epoch() {
             match self.reader.document(example, |_| true)? {
                 Some(document) if num_pairs(document) > 0 => return Ok(true),
                 Some(_) => {}
@@ -524,6 +492,8 @@ fn fingerprint(
         (Packing::Off, false) => "off with long documents in several rows",
         (Packing::ConcatThenSplit, false) => "concat_then_split",
         (Packing::ConcatThenSplit, true) => "concat_then_split of cut documents",
+        (Packing::BestFit, false) => "best_fit",
+        (Packing::BestFit, true) => "best_fit of cut documents",
         (Packing::FirstFit, false) => "first_fit",
         (Packing::FirstFit, true) => "first_fit of cut documents",
     };
@@ -539,10 +509,18 @@ fn fingerprint(
         ("the order of the documents", order),
         ("the length of a row", options.length.to_string()),
     ];
-    if let Some(tokenizer) = tokenizer.filter(|_| !is_synthetic) {
+    if let Some(mixture) = dataset.mixture_description() {
+        properties.push(("the mixture", mixture));
+    }
+    if !is_synthetic && !dataset.needs_tokenizer() {
+        properties.push(("the packing", format!("{packing}, {segments} of segments in a row")));
+    } else if let Some(tokenizer) = tokenizer.filter(|_| !is_synthetic) {
         properties.push(("the tokenizer", tokenizer.fingerprint().into()));
         properties
             .push(("the use of BOS and EOS", format!("BOS {}, EOS {}", options.add_bos, options.add_eos)));
+        if !options.trains_eos {
+            properties.push(("the loss of EOS", "none".into()));
+        }
         if let Some(conversations) = &options.conversations {
             properties.push(("the form of conversations", conversations.fingerprint()));
         }

@@ -35,15 +35,19 @@ pub mod answers;
 mod batch;
 mod chat;
 mod conversation;
+pub mod convert;
 mod corruption;
+mod damage;
 mod error;
 mod evaluation;
+mod example;
 mod files;
 mod instructions;
 mod iterator;
 mod masking;
 mod mismatched;
 mod options;
+mod packing;
 mod prefetch;
 mod random;
 mod reader;
@@ -52,8 +56,10 @@ mod source;
 mod spans;
 mod state;
 mod statistics;
+mod storage;
 mod stored_logits;
 mod stream;
+mod tf_record;
 mod tokenizer;
 mod user_function;
 mod watch;
@@ -65,6 +71,7 @@ pub use conversation::{
     AddedEnds, ConversationColumns, Conversations, ExampleCounts, PromptLimit, RewardColumns,
 };
 pub use corruption::{BatchUse, CorruptedHeldOut, CorruptedSource, Corruption};
+pub use damage::{Damage, Skipped};
 pub use error::{DataError, Result};
 pub use evaluation::{EvaluationBatches, EvaluationSet};
 pub use files::expand as expand_patterns;
@@ -76,10 +83,14 @@ pub use options::{DatasetOptions, Examples, Packing, Remainder, Targets};
 pub use prefetch::{Awaited, Prefetcher};
 pub use random::Permutation;
 pub use repository::{Split, remove_seen, repository_corpus, repository_documents, save_documents};
-pub use source::{Dataset, RecordFormat, Source, TextDocument};
+pub use source::{
+    Component, Dataset, Document, Drawn, ExampleColumns, ExampleFormat, MixtureEntry, OlmoSource,
+    RecordFormat, Source, TensorflowDataset, TextDocument,
+};
 pub use spans::{SpanCorruption, SpanSizes};
 pub use state::IteratorState;
 pub use statistics::{UnigramModel, bits_per_byte};
+pub use storage::FileCompression;
 pub use stored_logits::{
     LogitsProgress, LogitsShape, LogitsWriter, StoredLogits, StoredLogitsOptions, StoredLogitsSource,
 };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::conversation::Conversations;
+use crate::damage::Damage;
 use crate::error::{DataError, Result};
 use crate::source::Source;
 
@@ -15,6 +16,9 @@ pub enum Packing {
     ConcatThenSplit,
     /// Each document goes into the first open row with room for it, so only documents longer than a row are split.
     FirstFit,
+    /// As first-fit packing, but of the documents of a window of rows at once: the longest first, each into the row that
+    /// it fills best. Rows have hardly any padding.
+    BestFit,
 }
 
 /// The tokens of a document that are targets.
@@ -96,16 +100,22 @@ pub struct DatasetOptions {
     pub shuffle: bool,
     /// The seed of these orders and of synthetic tokens.
     pub seed: u64,
+    /// Whether an evaluation visits the documents in the random order of the seed's first epoch.
+    pub evaluates_shuffled: bool,
     /// The number of passes over the documents; `None` for data without end.
     pub num_epoch: Option<u64>,
     /// Whether each document starts with BOS, if the tokenizer has one.
     pub add_bos: bool,
     /// Whether each document ends with EOS, if the tokenizer has one.
     pub add_eos: bool,
+    /// Whether the EOS that ends a document has a loss.
+    pub trains_eos: bool,
     /// The model's vocabulary size. A document with a token outside of it is an error.
     pub vocab_size: Option<usize>,
     /// The treatment of an incomplete last batch.
     pub remainder: Remainder,
+    /// The treatment of documents that cannot be read.
+    pub damage: Damage,
     /// Threads that tokenize; 0 for one per core. The batches do not depend on it.
     pub threads: usize,
 }
@@ -127,11 +137,14 @@ impl DatasetOptions {
             max_segments: None,
             shuffle: true,
             seed: 0,
+            evaluates_shuffled: false,
             num_epoch: None,
             add_bos: true,
             add_eos: true,
+            trains_eos: true,
             vocab_size: None,
             remainder: Remainder::Drop,
+            damage: Damage::Stop,
             threads: 0,
         }
     }

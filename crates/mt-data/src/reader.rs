@@ -6,10 +6,10 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::conversation::{AddedEnds, Conversations};
+use crate::damage::Damage;
 use crate::error::{DataError, Result};
 use crate::options::{DatasetOptions, Targets};
-use crate::random::key;
-use crate::source::{Dataset, Order};
+use crate::source::{Dataset, Document, Visits};
 use crate::tokenizer::{EncodedDocument, Tokenizer};
 
 /// Documents, and bytes of text, that are tokenized at once.
@@ -23,14 +23,15 @@ pub(crate) struct DocumentReader {
     tokenizer: Option<Arc<Tokenizer>>,
     add_bos: bool,
     add_eos: bool,
+    trains_eos: bool,
     vocab_size: Option<usize>,
+    damage: Damage,
     /// How records become conversations, and the most tokens of one.
     conversations: Option<(Arc<Conversations>, usize)>,
     targets: Targets,
-    shuffle: Option<u64>,
+    visits: Visits,
     num_examples: Option<u64>,
     pool: Option<rayon::ThreadPool>,
-    order: Option<(u64, Order)>,
     queue: VecDeque<(u64, EncodedDocument)>,
     /// The error of the next example after the queue. It is reported when that example is requested.
     failed: Option<(u64, DataError)>,
@@ -49,23 +50,25 @@ impl DocumentReader {
                 Some(pool.map_err(|error| DataError::Worker { reason: error.to_string() })?)
             }
         };
-        let num_examples = options.num_epoch.map(|epochs| dataset.num_documents().saturating_mul(epochs));
+        let num_examples = dataset.num_examples(options.num_epoch);
+        let visits = Visits::new(dataset.clone(), options.shuffle.then_some(options.seed));
         Ok(Self {
             dataset,
             tokenizer,
             add_bos: options.add_bos,
             add_eos: options.add_eos,
+            trains_eos: options.trains_eos,
             vocab_size: options.vocab_size,
+            damage: options.damage.clone(),
             // A row of targets needs one more input, which is the document's first token if it is no target.
             conversations: options
                 .conversations
                 .clone()
                 .map(|form| (form, options.length + usize::from(options.targets == Targets::Next))),
             targets: options.targets,
-            shuffle: options.shuffle.then_some(options.seed),
+            visits,
             num_examples,
             pool,
-            order: None,
             queue: VecDeque::new(),
             failed: None,
         })
@@ -114,38 +117,52 @@ impl DocumentReader {
             if example != first && !wanted(example) {
                 continue;
             }
-            let document = self.document_index(example);
-            match self.dataset.read(document) {
-                Ok(text) => {
-                    bytes += text.len();
-                    texts.push((example, document, text));
+            let index = self.visits.document(example);
+            match self.dataset.document(index) {
+                Ok(document) => {
+                    bytes += document.size();
+                    texts.push((example, index, document));
                 }
-                Err(error) => {
-                    self.failed = Some((example, error));
-                    break;
-                }
+                Err(error) => match self.damage.skip(error) {
+                    Ok(()) => texts.push((example, index, Document::Tokens(Box::default()))),
+                    Err(error) => {
+                        self.failed = Some((example, error));
+                        break;
+                    }
+                },
             }
         }
         let (tokenizer, add_bos, add_eos) = (self.tokenizer.clone(), self.add_bos, self.add_eos);
         let (dataset, vocab_size, targets) = (self.dataset.clone(), self.vocab_size, self.targets);
         let conversations = self.conversations.clone();
-        let encode = |(example, index, text): &(u64, u64, String)| {
+        // The ids of the ends of documents that have no loss.
+        let untrained =
+            tokenizer.as_ref().filter(|_| !self.trains_eos).and_then(|tokenizer| tokenizer.special().eos);
+        let encode = |(example, index, document): (u64, u64, Document)| {
+            let text = match document {
+                Document::Text(text) => text,
+                Document::Tokens(document) => {
+                    let document = known(without_loss(*document, untrained), vocab_size, &dataset);
+                    return (example, document.map(|document| with_targets(document, targets)));
+                }
+            };
             let document = match (&tokenizer, &conversations) {
                 (Some(tokenizer), Some((form, max_tokens))) => {
                     let adds = AddedEnds { bos: add_bos, eos: add_eos };
-                    let encoded = form.encode(text, tokenizer, adds, *max_tokens);
-                    encoded.map_err(|reason| DataError::Example { place: dataset.place(*index), reason })
+                    let encoded = form.encode(&text, tokenizer, adds, *max_tokens);
+                    encoded.map_err(|reason| DataError::Example { place: dataset.place(index), reason })
                 }
                 // An empty text has no tokens, not even BOS and EOS.
                 (Some(tokenizer), None) if !text.is_empty() => {
-                    tokenizer.encode_document(text, add_bos, add_eos)
+                    tokenizer.encode_document(&text, add_bos, add_eos)
                 }
                 _ => Ok(EncodedDocument::default()),
             };
+            let document = document.map(|document| without_loss(document, untrained));
             let document = document.and_then(|document| known(document, vocab_size, &dataset));
-            (*example, document.map(|document| with_targets(document, targets)))
+            (example, document.map(|document| with_targets(document, targets)))
         };
-        let encode_all = || texts.par_iter().map(encode).collect::<Vec<_>>();
+        let encode_all = || texts.into_par_iter().map(encode).collect::<Vec<_>>();
         let documents = match &self.pool {
             Some(pool) => pool.install(encode_all),
             None => encode_all(),
@@ -153,34 +170,42 @@ impl DocumentReader {
         for (example, document) in documents {
             match document {
                 Ok(document) => self.queue.push_back((example, document)),
-                Err(error) => {
-                    self.failed = Some((example, error));
-                    break;
-                }
+                Err(error) => match self.damage.skip(error) {
+                    Ok(()) => self.queue.push_back((example, EncodedDocument::default())),
+                    Err(error) => {
+                        self.failed = Some((example, error));
+                        break;
+                    }
+                },
             }
         }
     }
+}
 
-    /// The index of the example's document.
-    fn document_index(&mut self, example: u64) -> u64 {
-        let size = self.dataset.num_documents();
-        let (epoch, position) = (example / size, example % size);
-        if self.order.as_ref().is_none_or(|(current, _)| *current != epoch) {
-            let order = self.dataset.order(self.shuffle.map(|seed| key(&[seed, epoch])));
-            self.order = Some((epoch, order));
-        }
-        match &self.order {
-            Some((_, order)) => order.document(position),
-            None => position,
+/// The document, in which the token `untrained` has no loss.
+fn without_loss(mut document: EncodedDocument, untrained: Option<u32>) -> EncodedDocument {
+    if let Some(untrained) = untrained.and_then(|token| i32::try_from(token).ok()) {
+        document.trained.resize(document.tokens.len(), true);
+        for (trained, token) in document.trained.iter_mut().zip(&document.tokens) {
+            *trained &= *token != untrained;
         }
     }
+    document
 }
 
 /// The document with another token before its first one, if that one is a target.
 fn with_targets(mut document: EncodedDocument, targets: Targets) -> EncodedDocument {
     if let (Targets::All, Some(first)) = (targets, document.tokens.first().copied()) {
         document.tokens.insert(0, first);
-        document.bytes.insert(0, 0);
+        if !document.bytes.is_empty() {
+            document.bytes.insert(0, 0);
+        }
+        if let Some(segment) = document.segments.first().copied() {
+            document.segments.insert(0, segment);
+        }
+        if !document.positions.is_empty() {
+            document.positions.insert(0, 0);
+        }
         if let Some(trained) = document.trained.first().copied() {
             document.trained.insert(0, trained);
         }

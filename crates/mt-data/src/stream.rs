@@ -24,6 +24,12 @@ pub trait BatchSource: Send {
     /// The position after the last batch that was returned.
     fn position(&self) -> Position;
 
+    /// The number of examples that have been read for the batches so far, some of which wait in rows under construction;
+    /// `None` if the source does not count them.
+    fn examples_read(&self) -> Option<u64> {
+        None
+    }
+
     /// Moves to a position.
     ///
     /// # Errors
@@ -53,6 +59,10 @@ impl BatchSource for TrainIterator {
         serde_json::to_value(self.state()).expect("numbers and strings are representable in JSON")
     }
 
+    fn examples_read(&self) -> Option<u64> {
+        Some(TrainIterator::examples_read(self))
+    }
+
     fn seek(&mut self, position: &Position) -> Result<()> {
         let state: IteratorState = serde_json::from_value(position.clone())
             .map_err(|error| DataError::StateDamaged { reason: error.to_string() })?;
@@ -77,6 +87,10 @@ impl BatchSource for Box<dyn BatchSource> {
 
     fn position(&self) -> Position {
         (**self).position()
+    }
+
+    fn examples_read(&self) -> Option<u64> {
+        (**self).examples_read()
     }
 
     fn seek(&mut self, position: &Position) -> Result<()> {

@@ -7,6 +7,10 @@ use crate::error::{DataError, Result};
 pub enum Task {
     /// Reading files to index them and compute their checksums, in bytes.
     IndexFiles,
+    /// Opening files of records, in files.
+    OpenFiles,
+    /// Writing records in another format.
+    ConvertRecords,
     /// Counting the words on which a tokenizer is trained, in bytes of text.
     CountWords,
     /// Learning the merges of a tokenizer, in tokens of its vocabulary.

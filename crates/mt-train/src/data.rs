@@ -3,22 +3,27 @@
 use std::{path::Path, sync::Arc};
 
 use mt_config::{
-    BroughtTokenizer, DataFormat, DataGroup, HfTextUnit, PackingType, RecordKind, RlGroup, RolloutGroup,
-    TokenizerChoice, TokenizerGroup, tokenizer_directory,
+    BroughtTokenizer, DamagedData, DataFormat, DataGroup, DatasetType, PackingType, RecordKind, RlGroup,
+    RolloutGroup, TokenizerChoice, TokenizerGroup, tokenizer_directory,
 };
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, ChatTemplate, CompressedVocabulary, ConversationColumns,
-    Conversations, DataError, Dataset, DatasetOptions, EvaluationSet, Examples, HeldOut, MismatchedHeldOut,
-    MismatchedSource, Packing, PromptLimit, RecordFormat, Remainder, RewardColumns, Source, Split,
-    StoredLogitsOptions, StoredLogitsSource, Targets, TextDocument, Tokenizer, TrainIterator, UnigramModel,
-    UserFunction, Watch, bits_per_byte, instructions, repository_documents, save_documents,
+    Conversations, Damage, DataError, Dataset, DatasetOptions, Drawn, EvaluationSet, Examples, HeldOut,
+    MismatchedHeldOut, MismatchedSource, Packing, PromptLimit, RecordFormat, Remainder, RewardColumns,
+    Skipped, Source, Split, StoredLogitsOptions, StoredLogitsSource, Targets, Tokenizer, TrainIterator,
+    UnigramModel, UserFunction, Watch, bits_per_byte, instructions, repository_documents, save_documents,
     save_instruction_pairs, save_instructions, train_bpe,
 };
 
 use mt_rl::{PromptForm, PromptOrder, PromptSet, PromptSource, RecordedOptions, RecordedRollouts, RowShape};
 use serde_json::json;
 
-use crate::{Observer, TrainError, events, objective::Objective, rollouts};
+use crate::{
+    Observer, TrainError, events,
+    objective::Objective,
+    rollouts,
+    sources_of_data::{is_of_records, local_source},
+};
 
 /// The data of a run.
 pub struct RunData {
@@ -34,6 +39,8 @@ pub struct RunData {
     pub(crate) conversations: Option<Arc<Conversations>>,
     /// The prompts whose numbers the batches hold, if the run answers prompts.
     pub(crate) prompts: Option<RunPrompts>,
+    /// The documents of the training data; none for data of another kind.
+    pub(crate) dataset: Option<Arc<Dataset>>,
 }
 
 impl RunData {
@@ -47,7 +54,15 @@ impl RunData {
             rows_of_epoch: None,
             conversations: None,
             prompts: None,
+            dataset: None,
         }
+    }
+
+    /// The examples of the batches so far from each source of a mixture; nothing for other data.
+    pub fn drawn(&self) -> Vec<Drawn> {
+        let Some(dataset) = &self.dataset else { return Vec::new() };
+        let examples = self.train.examples_read();
+        examples.map(|examples| dataset.drawn(examples)).unwrap_or_default()
     }
 }
 
@@ -156,7 +171,8 @@ impl DataRequest<'_> {
     /// As [`Self::text_with`], in rows of this length.
     pub(crate) fn text_of_length(&self, targets: Targets, length: usize) -> Result<RunData, TrainError> {
         let (train, evaluation) = self.sources()?;
-        let dataset = Arc::new(Dataset::open_watched(&train, self.watch)?);
+        let dataset =
+            Arc::new(Dataset::open_with(&train, self.watch, self.data.damaged_data == DamagedData::Skip)?);
         let tokenizer = self.open_tokenizer(&dataset)?;
         let template = self.chat_template(&train)?;
         let examples = match self.data.records() {
@@ -186,23 +202,30 @@ impl DataRequest<'_> {
         let evaluation = evaluation
             .filter(|_| self.evaluates)
             .map(|source| {
-                EvaluationSet::open(
-                    options(source, &held_out, self.evaluation_rows),
-                    tokenizer.clone(),
-                    self.evaluation_steps,
-                )
+                let mut options = options(source, &held_out, self.evaluation_rows);
+                if self.data.dataset_type == DatasetType::OlmoGrain {
+                    // OLMo's mixes have no held-out files. As in MaxText, other windows of the same files are evaluated.
+                    (options.evaluates_shuffled, options.seed) = (true, options.seed ^ 0x1F1F_1F1F);
+                }
+                EvaluationSet::open(options, tokenizer.clone(), self.evaluation_steps)
             })
             .transpose()?;
-        let baseline = Baseline { dataset, options: train_options, evaluation: evaluation.clone() };
+        // Token ids have no text whose bytes could be counted.
+        let baseline = dataset.needs_tokenizer().then(|| Baseline {
+            dataset: dataset.clone(),
+            options: train_options,
+            evaluation: evaluation.clone(),
+        });
         let evaluation = evaluation.map(|set| -> Box<dyn HeldOut> { Box::new(set) });
         Ok(RunData {
             train: Box::new(train),
             evaluation,
             tokenizer,
-            baseline: Some(baseline),
+            baseline,
             rows_of_epoch,
             conversations,
             prompts: None,
+            dataset: Some(dataset),
         })
     }
 
@@ -213,18 +236,24 @@ impl DataRequest<'_> {
         (targets, length): (Targets, usize),
         rows: usize,
     ) -> DatasetOptions {
-        let packs = self.data.packing && examples == Examples::Documents;
+        // A window of OLMo's token files is a row.
+        let is_cut = self.data.dataset_type == DatasetType::OlmoGrain;
+        let packs = self.data.packing && examples == Examples::Documents && !is_cut;
         DatasetOptions {
             conversations: conversations.clone(),
             examples,
             packing: match (packs, self.data.grain_packing_type) {
                 (false, _) => Packing::Off,
+                // MLPerf's C4 is concatenated and split, whatever packing the configuration names.
+                (true, _) if self.data.dataset_type == DatasetType::C4Mlperf => Packing::ConcatThenSplit,
                 (true, PackingType::FirstFit) => Packing::FirstFit,
+                (true, PackingType::BestFit) => Packing::BestFit,
                 (true, PackingType::ConcatThenSplit) => Packing::ConcatThenSplit,
             },
             targets,
             // The tokenizer cuts conversations, so that it can leave out those whose answers would be cut away.
-            drops_long_ends: Some(self.data.drops_long_ends() && conversations.is_none()),
+            drops_long_ends: Some((self.data.drops_long_ends() || is_cut) && conversations.is_none()),
+            trains_eos: self.data.dataset_type != DatasetType::C4Mlperf,
             max_segments: self.data.max_segments_per_seq,
             shuffle: self.data.enable_data_shuffling,
             seed: self.data.data_shuffle_seed,
@@ -233,8 +262,29 @@ impl DataRequest<'_> {
             add_eos: self.tokenizer.add_eos,
             vocab_size: Some(self.data.vocab_size),
             remainder: Remainder::Drop,
+            damage: self.damage(),
             ..DatasetOptions::training(source, length, rows)
         }
+    }
+
+    /// The treatment of documents that cannot be read.
+    fn damage(&self) -> Damage {
+        if self.data.damaged_data == DamagedData::Stop {
+            return Damage::Stop;
+        }
+        let observer = self.observer.clone();
+        Damage::Skip(Skipped::new(move |error, count| {
+            // Ever fewer notes, if much is damaged.
+            if count <= 10 || count.is_power_of_two() {
+                let documents = if count == 1 { "document" } else { "documents" };
+                let reason = error.to_string();
+                let reason = reason.split("\nhint: ").next().unwrap_or_default();
+                events::note(
+                    &observer,
+                    format!("skipped {count} {documents} that cannot be read so far: {reason}"),
+                );
+            }
+        }))
     }
 
     /// Opens rows of stored logits, which keep their packing, and held-out text.
@@ -252,11 +302,7 @@ impl DataRequest<'_> {
             num_epoch: self.data.num_epoch,
         };
         let train = StoredLogitsSource::open(directory, options)?;
-        // Stored rows are tokens already. The run's tokenizer is for held-out text, and for its users.
-        let tokenizer = match self.brings_tokenizer() {
-            true => Some(self.saved_tokenizer(|| self.named_tokenizer())?),
-            false => None,
-        };
+        let tokenizer = self.tokenizer_of_tokens()?;
         let held_out = self.local_source(Split::Evaluation)?.filter(|_| self.data.has_evaluation_data());
         let evaluation = held_out.filter(|_| self.evaluates).map(|source| {
             let template = self.chat_template(&source)?;
@@ -274,6 +320,7 @@ impl DataRequest<'_> {
             baseline: None,
             conversations: None,
             prompts: None,
+            dataset: None,
         })
     }
 
@@ -284,10 +331,7 @@ impl DataRequest<'_> {
     pub(crate) fn recorded_rollouts(&self, keys: &RlGroup, length: usize) -> Result<RunData, TrainError> {
         let path = self.data.recorded_rollouts().ok_or(TrainError::NoPrompts)?;
         // Rollouts are tokens already. The run's tokenizer is for its users.
-        let tokenizer = match self.brings_tokenizer() {
-            true => Some(self.saved_tokenizer(|| self.named_tokenizer())?),
-            false => None,
-        };
+        let tokenizer = self.tokenizer_of_tokens()?;
         let pad = tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.pad_id());
         let options = RecordedOptions {
             rows: self.first_rows,
@@ -440,7 +484,7 @@ impl DataRequest<'_> {
 
     /// The source for a split of local data; `None` for synthetic data.
     fn local_source(&self, split: Split) -> Result<Option<Source>, TrainError> {
-        match local_source(self.data, split, self.repository) {
+        match local_source(self.data, split, self.repository)? {
             Some(Source::Repository { split, .. }) => Ok(Some(self.repository_split(split)?)),
             Some(Source::Records { format, columns, .. })
                 if self.data.format() == Some(DataFormat::Instructions) =>
@@ -508,10 +552,22 @@ impl DataRequest<'_> {
     /// # Errors
     /// The tokenizer cannot be read, or its vocabulary is too large for the model.
     pub fn open_tokenizer(&self, train: &Dataset) -> Result<Option<Arc<Tokenizer>>, TrainError> {
-        if self.data.format().is_none() {
+        if self.data.is_synthetic() {
             return Ok(None);
         }
+        if !train.needs_tokenizer() {
+            return self.tokenizer_of_tokens();
+        }
         Ok(Some(self.saved_tokenizer(|| self.make_tokenizer(train))?))
+    }
+
+    /// The tokenizer of a run whose training data is tokens already, if one is named. It is for held-out text, and for the
+    /// run's users.
+    fn tokenizer_of_tokens(&self) -> Result<Option<Arc<Tokenizer>>, TrainError> {
+        match self.brings_tokenizer() {
+            true => self.saved_tokenizer(|| self.named_tokenizer()).map(Some),
+            false => Ok(None),
+        }
     }
 
     /// The tokenizer saved in the run's directory; a run without one saves the one that `make` gives.
@@ -587,88 +643,4 @@ fn user_function(data: &DataGroup) -> Option<UserFunction> {
     let dataset = data.hf_train_files.clone().unwrap_or_default();
     let arguments = settings.as_object().cloned().unwrap_or_default();
     Some(UserFunction::Processor { file, dataset, arguments })
-}
-
-fn is_of_records(source: &Source) -> bool {
-    matches!(source, Source::Records { .. })
-}
-
-/// The source for a split of the local data that the configuration names, and `None` for synthetic data. The files of a
-/// repository are read below `repository`.
-pub fn local_source(data: &DataGroup, split: Split, repository: &Path) -> Option<Source> {
-    let (files, columns) = match split {
-        Split::Train => (data.train_patterns(), data.train_columns()),
-        Split::Evaluation => (data.eval_patterns(), data.eval_columns()),
-    };
-    let format = data.format()?;
-    if data.records().is_some() {
-        let format = match format {
-            DataFormat::Parquet => RecordFormat::Parquet,
-            DataFormat::Json | DataFormat::Text | DataFormat::Repository | DataFormat::Instructions => {
-                RecordFormat::JsonLines
-            }
-        };
-        let margin = data.margin_column.clone().filter(|_| data.records() == Some(RecordKind::RankedAnswers));
-        let columns = columns.into_iter().chain(margin).collect();
-        return Some(Source::Records { files, format, columns });
-    }
-    let column = columns.first().cloned().unwrap_or_default();
-    Some(match format {
-        DataFormat::Text => Source::Text {
-            files,
-            document: match data.hf_text_unit {
-                HfTextUnit::File => TextDocument::File,
-                HfTextUnit::Line => TextDocument::Line,
-            },
-        },
-        // Plain text of instructions is refused with the configuration.
-        DataFormat::Json | DataFormat::Instructions => Source::JsonLines { files, column },
-        DataFormat::Parquet => Source::Parquet { files, column },
-        DataFormat::Repository => Source::Repository { root: repository.to_owned(), split },
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use mt_config::{Config, Request};
-
-    use super::*;
-
-    #[test]
-    fn each_format_has_its_source() {
-        let source = |arguments: &[&str], split| {
-            let files = ["hf_train_files=a,b", "hf_eval_files=c", "eval_data_columns=[body]"];
-            let arguments = files.iter().chain(arguments).map(|argument| (*argument).to_owned()).collect();
-            let config = Config::resolve(&Request { arguments, ..Request::default() }).unwrap();
-            local_source(&DataGroup::from_config(&config).unwrap(), split, Path::new("clone"))
-        };
-        let files = || vec!["a".to_owned(), "b".to_owned()];
-        let document = TextDocument::Line;
-        let cases = [
-            (
-                &["dataset_type=hf", "hf_path=text", "hf_text_unit=line"][..],
-                Some(Source::Text { files: files(), document }),
-            ),
-            (
-                &["dataset_type=hf", "hf_path=json"],
-                Some(Source::JsonLines { files: files(), column: "text".to_owned() }),
-            ),
-            (
-                &["dataset_type=hf", "hf_path=parquet", "train_data_columns=[body]"],
-                Some(Source::Parquet { files: files(), column: "body".to_owned() }),
-            ),
-            (
-                &["dataset_type=hf", "hf_path=repository"],
-                Some(Source::Repository { root: "clone".into(), split: Split::Train }),
-            ),
-            (&["dataset_type=synthetic", "hf_path=text"], None),
-        ];
-        for (arguments, expected) in cases {
-            assert_eq!(source(arguments, Split::Train), expected, "{arguments:?}");
-        }
-        assert_eq!(
-            source(&["dataset_type=hf", "hf_path=json"], Split::Evaluation),
-            Some(Source::JsonLines { files: vec!["c".to_owned()], column: "body".to_owned() })
-        );
-    }
 }

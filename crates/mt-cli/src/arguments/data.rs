@@ -59,11 +59,54 @@ Examples:
   maxtext rl load_parameters_path=maxtext_output/first \\
       hf_train_files=tasks/train.jsonl hf_eval_files=tasks/evaluation.jsonl";
 
+const DATA_STATS: &str = "\
+Counts documents and tokens of a run's data as the model gets them: the lengths
+of documents as a histogram, the share of padding in the rows, and, for a
+mixture, what comes from each source.
+
+The keys are those of `train`. Nothing is trained, and no device is started.";
+
+const DATA_STATS_EXAMPLES: &str = "\
+Examples:
+  maxtext data stats --rows 2000 dataset_type=grain grain_file_type=jsonl \\
+      grain_train_files='web/*.jsonl.zst,0.8;books/*.jsonl,0.2' \\
+      tokenizer_type=byte grain_packing_type=best_fit
+  maxtext data stats --svg lengths.svg run.yml";
+
+const DATA_INSPECT: &str = "\
+Reports the format, the compression and the columns of files, which are found
+from their content: text, JSON lines, parquet, ArrayRecord and TFRecord files,
+also compressed ones.";
+
+const DATA_CONVERT: &str = "\
+Writes the records of files in another format. Formats of inputs are found from
+their content; that of the output follows from its name or from `--to`.
+
+A column of `tf.train.Example` is a feature: texts as bytes, whole numbers as
+int64, other numbers as float. `--to npy` writes a column of token ids for
+`dataset_type=olmo_grain`, with an index beside it.";
+
+const DATA_CONVERT_EXAMPLES: &str = "\
+Examples:
+  maxtext data convert 'web/*.jsonl.gz' --output web.array_record
+  maxtext data convert books.parquet --output books.tfrecord --columns text
+  maxtext data convert ids.jsonl --output ids.npy --columns ids \\
+      --sequence-length 8192";
+
 #[derive(Debug, Subcommand)]
 pub enum DataCommand {
     /// Print training examples, and which of their tokens have a loss
     #[command(long_about = DATA_SHOW, after_help = DATA_SHOW_EXAMPLES)]
     Show(DataShow),
+    /// Count documents and tokens, with a histogram of lengths and the share of padding
+    #[command(long_about = DATA_STATS, after_help = DATA_STATS_EXAMPLES)]
+    Stats(DataStats),
+    /// Report the format, compression and columns of files
+    #[command(long_about = DATA_INSPECT)]
+    Inspect(DataInspect),
+    /// Write the records of files in another format
+    #[command(long_about = DATA_CONVERT, after_help = DATA_CONVERT_EXAMPLES)]
+    Convert(DataConvert),
     /// Write the largest logits of a teacher, from which students learn without it
     #[command(long_about = SAVE_LOGITS, after_help = SAVE_LOGITS_EXAMPLES)]
     SaveLogits(DataSaveLogits),
@@ -80,7 +123,10 @@ pub struct DataShow {
     /// The number of examples
     #[arg(long, value_name = "EXAMPLES", default_value_t = 3)]
     pub count: usize,
-    /// Write one JSON object per example: token ids, their texts, and whether they have a loss
+    /// Print whole rows instead of examples: the arrays that the model gets, and their text
+    #[arg(long, value_name = "ROWS")]
+    pub rows: Option<usize>,
+    /// Write one JSON object per example: token ids, their texts, and whether they have a loss; per row with `--rows`
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -106,6 +152,65 @@ pub struct DataGenerate {
     /// Seed of the tasks
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct DataStats {
+    /// The most rows to read
+    #[arg(long, value_name = "ROWS", default_value_t = 10_000)]
+    pub rows: usize,
+    /// Write the histogram of lengths as an image
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Write one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+#[derive(Debug, Args)]
+pub struct DataInspect {
+    /// The files: paths or patterns
+    #[arg(required = true)]
+    pub files: Vec<String>,
+    /// The records of each file whose columns are reported
+    #[arg(long, value_name = "RECORDS", default_value_t = 1000)]
+    pub limit: u64,
+    /// Write one JSON object per file
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DataConvert {
+    /// The files to read: paths or patterns
+    #[arg(required = true)]
+    pub files: Vec<String>,
+    /// The file to write
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
+    /// The format of the files to read, if their content does not tell it
+    #[arg(long, value_name = "FORMAT")]
+    pub from: Option<String>,
+    /// The format to write; by default that of the output's name
+    #[arg(long, value_name = "FORMAT")]
+    pub to: Option<String>,
+    /// The columns to write, separated by commas
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',')]
+    pub columns: Vec<String>,
+    /// The compression: `none`, `gzip`, `zstd`, `brotli` or `snappy`, as far as the format has it
+    #[arg(long, value_name = "NAME")]
+    pub compression: Option<String>,
+    /// The records of an ArrayRecord file that are compressed together
+    #[arg(long, value_name = "RECORDS", default_value = "1")]
+    pub group_size: std::num::NonZeroU32,
+    /// The number of files over which the records are divided
+    #[arg(long, value_name = "FILES", default_value_t = 1)]
+    pub shards: u64,
+    /// The tokens of a sequence in the index of token files
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048)]
+    pub sequence_length: u64,
 }
 
 #[derive(Debug, Args)]

@@ -1,7 +1,10 @@
-//! `maxtext data`: show, and stored logits.
+//! `maxtext data`: show, stats, files, and stored logits.
 
+mod files;
 mod generate;
 mod logits;
+mod rows;
+mod stats;
 
 use std::{
     env, fs,
@@ -12,8 +15,8 @@ use std::{
 };
 
 use mt_config::{Config, Request, RewardType, RunGroup, TrainConfig, saved_config_path, tokenizer_directory};
-use mt_data::{Batch, BatchSource, DataError, Tokenizer, Watch, arrays};
-use mt_train::{DataRequest, Event, Observer};
+use mt_data::{Batch, DataError, Tokenizer, Watch, arrays};
+use mt_train::{DataRequest, Event, Observer, RunData};
 use serde_json::json;
 
 use crate::{
@@ -28,6 +31,9 @@ pub fn run(command: DataCommand) -> Result<ExitCode, Failure> {
     match command {
         DataCommand::Show(arguments) => show(arguments).map(|()| ExitCode::SUCCESS),
         DataCommand::Generate(arguments) => generate::run(&arguments).map(|()| ExitCode::SUCCESS),
+        DataCommand::Stats(arguments) => stats::run(arguments).map(|()| ExitCode::SUCCESS),
+        DataCommand::Inspect(arguments) => files::inspect(&arguments).map(|()| ExitCode::SUCCESS),
+        DataCommand::Convert(arguments) => files::convert(arguments).map(|()| ExitCode::SUCCESS),
         DataCommand::SaveLogits(arguments) => logits::save(arguments),
         DataCommand::CheckLogits(arguments) => logits::check(&arguments).map(|()| ExitCode::SUCCESS),
     }
@@ -51,66 +57,26 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
             Failure::user(format!("`--count` is `{count}`, which is no number\nhint: write `--count 3`"))
         })?;
     }
-    let config = with_tokenizer_settings(configured(arguments.settings.settings)?)?;
-    warn(&config);
-    let settings = TrainConfig::from_config(&config)?;
-    check_has_examples(&settings)?;
-    let stored = settings.data.offline_data_dir.as_deref();
-    if settings.data.format().is_none() && stored.is_none() {
-        return Err(Failure::user(
-            "the data is random tokens (`dataset_type=synthetic`), which have no text\n\
-             hint: name data, such as `dataset_type=hf hf_path=json hf_train_files='data/*.jsonl'`",
-        ));
+    if let Some(rows) = arguments.settings.take_option("--rows", "ROWS")? {
+        arguments.rows = Some(rows.parse().map_err(|_| {
+            Failure::user(format!("`--rows` is `{rows}`, which is no number\nhint: write `--rows 3`"))
+        })?);
     }
-    let own = settings.run.directory();
-    // A run that has begun keeps its tokenizer. Nothing is written to the run, which may be training.
-    let has_begun = !settings.run.run_name.is_empty() && Tokenizer::is_saved_in(&tokenizer_directory(&own));
-    let directory = Directory::temporary()?;
-    if has_begun {
-        copy_files(&tokenizer_directory(&own), &tokenizer_directory(&directory.path))?;
-        let (data, copy) = (own.join("data"), directory.path.join("data"));
-        if data.is_dir() {
-            copy_files(&data, &copy)?;
-        }
+    let mut opened = Opened::new(arguments.settings.settings)?;
+    if let Some(count) = arguments.rows {
+        return rows::show(&mut opened, count, arguments.json);
     }
-    let progress = Arc::new(DataProgress::default());
-    let shown = progress.clone();
-    let observer: Observer = Arc::new(move |event| {
-        if let Event::Notice(notice) = &event {
-            shown.end();
-            say!("{notice}");
-        }
-    });
-    let report = |now| progress.show(now);
-    let repository = repository();
-    let request = DataRequest {
-        data: &settings.data,
-        tokenizer: &settings.tokenizer,
-        run_directory: &directory.path,
-        repository: &repository,
-        rows: 1,
-        first_rows: 1,
-        evaluation_rows: 1,
-        evaluation_steps: Some(1),
-        evaluates: false,
-        inherited_tokenizer: settings.inherited_tokenizer(),
-        teacher_tokenizer: settings.teacher_tokenizer(),
-        token_numbers: None,
-        resumes: has_begun,
-        observer: &observer,
-        watch: Watch::new(&report, &|| false),
-    };
-    let mut data = match stored {
-        Some(directory) => request.stored_logits(directory)?,
-        None => request.text()?,
-    };
-    progress.end();
-    let tokenizer = Tokenizer::load(tokenizer_directory(&directory.path))?;
+    let tokenizer = opened.tokenizer.clone().ok_or_else(|| {
+        Failure::user(
+            "the data is token ids, and no key names the tokenizer that turns them into text\n\
+             hint: name it with `tokenizer_path`, or print rows of numbers with `--rows 3`",
+        )
+    })?;
     let style = Style::of_output(arguments.json);
-    let rewards = settings.reward.use_reward.then_some(settings.reward.reward_type);
+    let rewards = opened.settings.reward.use_reward.then_some(opened.settings.reward.reward_type);
     let mut number = 0;
     while number < arguments.count
-        && let Some(batch) = data.train.next_batch()?
+        && let Some(batch) = opened.data.train.next_batch()?
     {
         for example in examples(&batch, rewards) {
             if number == arguments.count {
@@ -121,6 +87,81 @@ fn show(mut arguments: DataShow) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// The data of a configuration, one row in each batch.
+struct Opened {
+    settings: TrainConfig,
+    data: RunData,
+    tokenizer: Option<Arc<Tokenizer>>,
+    /// Files that are removed at the end.
+    _directory: Directory,
+}
+
+impl Opened {
+    fn new(keys: Vec<String>) -> Result<Self, Failure> {
+        let config = with_tokenizer_settings(configured(keys)?)?;
+        warn(&config);
+        let settings = TrainConfig::from_config(&config)?;
+        check_has_examples(&settings)?;
+        let stored = settings.data.offline_data_dir.as_deref();
+        if settings.data.is_synthetic() && stored.is_none() {
+            return Err(Failure::user(
+                "the data is random tokens (`dataset_type=synthetic`), which have no text\n\
+                 hint: name data, such as `dataset_type=hf hf_path=json hf_train_files='data/*.jsonl'`",
+            ));
+        }
+        let own = settings.run.directory();
+        // A run that has begun keeps its tokenizer. Nothing is written to the run, which may be training.
+        let has_begun =
+            !settings.run.run_name.is_empty() && Tokenizer::is_saved_in(&tokenizer_directory(&own));
+        let directory = Directory::temporary()?;
+        if has_begun {
+            copy_files(&tokenizer_directory(&own), &tokenizer_directory(&directory.path))?;
+            let (data, copy) = (own.join("data"), directory.path.join("data"));
+            if data.is_dir() {
+                copy_files(&data, &copy)?;
+            }
+        }
+        let progress = Arc::new(DataProgress::default());
+        let shown = progress.clone();
+        let observer: Observer = Arc::new(move |event| {
+            if let Event::Notice(notice) = &event {
+                shown.end();
+                say!("{notice}");
+            }
+        });
+        let report = |now| progress.show(now);
+        let repository = repository();
+        let request = DataRequest {
+            data: &settings.data,
+            tokenizer: &settings.tokenizer,
+            run_directory: &directory.path,
+            repository: &repository,
+            rows: 1,
+            first_rows: 1,
+            evaluation_rows: 1,
+            evaluation_steps: Some(1),
+            evaluates: false,
+            inherited_tokenizer: settings.inherited_tokenizer(),
+            teacher_tokenizer: settings.teacher_tokenizer(),
+            token_numbers: None,
+            resumes: has_begun,
+            observer: &observer,
+            watch: Watch::new(&report, &|| false),
+        };
+        let data = match stored {
+            Some(directory) => request.stored_logits(directory)?,
+            None => request.text()?,
+        };
+        progress.end();
+        let saved = tokenizer_directory(&directory.path);
+        let tokenizer = match Tokenizer::is_saved_in(&saved) {
+            true => Some(Arc::new(Tokenizer::load(saved)?)),
+            false => None,
+        };
+        Ok(Self { settings, data, tokenizer, _directory: directory })
+    }
 }
 
 /// The configuration: that of the run that `run_name` names, if it has begun, below the given keys.

@@ -52,7 +52,7 @@ fn source(data: &DataGroup) -> Result<Source, Failure> {
     // For a repository `hf_train_files` may name its root.
     let files = data.train_patterns();
     let root = files.first().map_or(".", String::as_str);
-    local_source(data, Split::Train, Path::new(root)).ok_or_else(|| {
+    local_source(data, Split::Train, Path::new(root))?.ok_or_else(|| {
         Failure::user(
             "a tokenizer is trained on text, but `dataset_type=synthetic` has none\n\
              hint: name files, such as `hf_path=text hf_train_files='data/*.txt'`",

@@ -189,12 +189,12 @@ fn maxtexts_own_command_line_is_taken() {
     };
     let taken = check(&[]);
     assert_eq!(taken.status, 0, "{}", taken.errors);
-    for note in ["`dataset_type=synthetic`", "TensorFlow datasets, are not built yet"] {
+    for note in ["`dataset_type=synthetic`", "`tfds`, needs `dataset_path`"] {
         assert!(taken.errors.contains(note), "no {note} in\n{}", taken.errors);
     }
     let named = check(&["dataset_path=gs://bucket/data"]);
     assert_eq!(named.status, 2, "{}", named.errors);
-    assert!(named.errors.contains("TensorFlow datasets are not built yet"), "{}", named.errors);
+    assert!(named.errors.contains("cloud storage is not built yet"), "{}", named.errors);
 }
 
 #[test]

@@ -131,7 +131,10 @@ fn wrong_configurations() {
     }
     check_wrong(&["train", "steps=many"], &["`steps` is `many` (command line)", "whole number"]);
     check_wrong(&["train", "dropout_rate=2"], &["out of bounds"]);
-    check_wrong(&["train", "dataset_type=tfds"], &["`dataset_type` is `tfds`", "dataset_type=synthetic"]);
+    check_wrong(
+        &["train", "hf_path=json"],
+        &["`dataset_type` is `tfds` (derived)", "`dataset_type=hf`, `dataset_type=grain`"],
+    );
     check_wrong(
         &["train", "dataset_type=synthetic", "run_name=two\nlines"],
         &["`run_name`", "no line breaks"],

@@ -61,6 +61,10 @@ choice! {
         /// JSON lines.
         Json = "json",
         Parquet = "parquet",
+        /// ArrayRecord files with records of type `tf.train.Example`.
+        ArrayRecord = "arrayrecord",
+        /// TFRecord files with such records.
+        TfRecord = "tfrecord",
         /// The documentation and source code of a repository.
         Repository = "repository",
         /// Questions and answers that the program generates.
@@ -494,12 +498,25 @@ choice! {
         Synthetic = "synthetic",
         /// Local text, JSON lines or parquet files.
         Hf = "hf",
+        /// Local files of records, or mixtures of them.
+        Grain = "grain",
+        /// A dataset that `tfds` prepared.
+        Tfds = "tfds",
+        /// C4 as MLPerf trains on it: concatenated and split, without a loss for EOS.
+        C4Mlperf = "c4_mlperf",
+        /// Token files of OLMo.
+        OlmoGrain = "olmo_grain",
     }
-    not built {
-        "grain": "the data pipeline `grain`",
-        "tfds": features::TENSORFLOW_DATASETS,
-        "c4_mlperf": features::TENSORFLOW_DATASETS,
-        "olmo_grain": features::OLMO_DATA,
+}
+
+choice! {
+    /// The format of the files of `dataset_type=grain`.
+    pub enum GrainFileType {
+        ArrayRecord = "arrayrecord",
+        TfRecord = "tfrecord",
+        Parquet = "parquet",
+        /// JSON lines. Not a value of MaxText.
+        JsonLines = "jsonl",
     }
 }
 
@@ -512,15 +529,24 @@ choice! {
 }
 
 choice! {
+    /// The treatment of documents that cannot be read.
+    pub enum DamagedData {
+        /// The run stops.
+        Stop = "stop",
+        /// The document is left out, with a note.
+        Skip = "skip",
+    }
+}
+
+choice! {
     /// How documents are packed into sequences.
     pub enum PackingType {
         /// Each document goes into the first sequence with enough room.
         FirstFit = "first_fit",
         /// Documents are concatenated, then split at the sequence length.
         ConcatThenSplit = "concat_then_split",
-    }
-    not built {
-        "best_fit": "best-fit packing",
+        /// The documents of many sequences at once, the longest first, each into the sequence that it fills best.
+        BestFit = "best_fit",
     }
 }
 

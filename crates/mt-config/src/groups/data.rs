@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 use super::{
     BroughtTokenizer, FromValue,
     choices::{
-        DataFormat, DatasetType, HfTextUnit, PackingType, PreferenceAlgorithm, RewardType, TokenizerType,
+        DamagedData, DataFormat, DatasetType, GrainFileType, HfTextUnit, PackingType, PreferenceAlgorithm,
+        RewardType, TokenizerType,
     },
     group, is_in_cloud,
 };
@@ -26,6 +27,22 @@ group! {
         hf_train_files: Option<String>,
         hf_eval_files: Option<String>,
         hf_text_unit: HfTextUnit,
+        dataset_path: Option<PathBuf>,
+        dataset_name: String,
+        eval_dataset_name: String,
+        train_split: String,
+        eval_split: String,
+        grain_train_files: Option<String>,
+        grain_eval_files: Option<String>,
+        grain_train_mixture_config_path: Option<PathBuf>,
+        grain_file_type: GrainFileType,
+        olmo_index_path: Option<PathBuf>,
+        olmo_path_remap_from: Option<String>,
+        olmo_path_remap_to: Option<String>,
+        olmo_apply_ngram_filter: bool,
+        damaged_data: DamagedData,
+        tokenize_train_data: bool,
+        tokenize_eval_data: bool,
         train_data_columns: Vec<String>,
         eval_data_columns: Vec<String>,
         use_sft: bool,
@@ -166,25 +183,13 @@ impl DataGroup {
         }
         // Stored logits and rollouts come with their rows, so that only held-out data is read from files.
         let reads_files = !self.is_recorded() || self.has_evaluation_data();
-        if self.dataset_type != DatasetType::Hf || !reads_files {
+        if self.dataset_type == DatasetType::Synthetic || !reads_files {
             return;
         }
-        if self.hf_path.is_none() {
-            problems.push(Problem::inconsistent(
-                format!("{}, but {}", config.stated("dataset_type"), config.stated("hf_path")),
-                "name the format of the files: `hf_path=text`, `hf_path=json` or `hf_path=parquet`; or use `dataset_type=synthetic`",
-            ));
-        }
-        if self.is_of_hub() {
-            report(problems, not_built(config.entry("hf_path"), features::HUB_DATASETS));
-        } else if self.hf_train_files.is_none() && !self.is_made_here() && !self.is_recorded() {
-            problems.push(Problem::inconsistent(
-                format!("{}, but {}", config.stated("dataset_type"), config.stated("hf_train_files")),
-                "name the files to train on, such as `hf_train_files='data/*.txt'`, or use `dataset_type=synthetic`",
-            ));
-        }
+        self.check_source(config, problems);
+        self.check_tokens(config, problems);
         for (key, patterns) in
-            [("hf_train_files", self.train_patterns()), ("hf_eval_files", self.eval_patterns())]
+            [(self.files_key(true), self.train_patterns()), (self.files_key(false), self.eval_patterns())]
         {
             if patterns.iter().any(|pattern| is_in_cloud(pattern)) {
                 report(problems, not_built(config.entry(key), features::CLOUD_STORAGE));
@@ -223,6 +228,144 @@ impl DataGroup {
         }
     }
 
+    /// Checks that the data of the run's type is named.
+    fn check_source(&self, config: &Config, problems: &mut Vec<Problem>) {
+        match self.dataset_type {
+            DatasetType::Synthetic => {}
+            DatasetType::Hf => self.check_files(config, problems),
+            DatasetType::Grain => {
+                if !self.is_mixture() && self.grain_train_files.is_none() && !self.is_recorded() {
+                    missing(
+                        config,
+                        problems,
+                        "grain_train_files",
+                        "name the files to train on, such as `grain_train_files='data/*.array_record'`, or use `dataset_type=synthetic`",
+                    );
+                }
+                if self.grain_train_files.is_some() && self.grain_train_mixture_config_path.is_some() {
+                    problems.push(Problem::inconsistent(
+                        format!(
+                            "{}, but {}",
+                            config.stated("grain_train_files"),
+                            config.stated("grain_train_mixture_config_path")
+                        ),
+                        "leave out one of both",
+                    ));
+                }
+            }
+            DatasetType::Tfds | DatasetType::C4Mlperf => match &self.dataset_path {
+                None if names_other_data(config) => missing(
+                    config,
+                    problems,
+                    "dataset_path",
+                    "name the type of the data: `dataset_type=hf`, `dataset_type=grain` or `dataset_type=olmo_grain`",
+                ),
+                None => {}
+                Some(path) if is_in_cloud(&path.to_string_lossy()) => {
+                    report(problems, not_built(config.entry("dataset_path"), features::CLOUD_STORAGE));
+                }
+                Some(_) => {}
+            },
+            DatasetType::OlmoGrain => {
+                if self.records().is_some() {
+                    missing(
+                        config,
+                        problems,
+                        "olmo_index_path",
+                        "token files hold no conversations; use `maxtext train`",
+                    );
+                }
+                if self.olmo_index_path.is_none() {
+                    missing(
+                        config,
+                        problems,
+                        "olmo_index_path",
+                        "name the index of the token files, such as `olmo_index_path=index.json`",
+                    );
+                }
+                if self.olmo_path_remap_from.is_some() != self.olmo_path_remap_to.is_some() {
+                    problems.push(Problem::inconsistent(
+                        format!(
+                            "{}, but {}",
+                            config.stated("olmo_path_remap_from"),
+                            config.stated("olmo_path_remap_to")
+                        ),
+                        "set both, or none",
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Checks that files of `dataset_type=hf` are named.
+    fn check_files(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.hf_path.is_none() {
+            missing(
+                config,
+                problems,
+                "hf_path",
+                "name the format of the files: `hf_path=text`, `hf_path=json` or `hf_path=parquet`; or use `dataset_type=synthetic`",
+            );
+        }
+        if !self.is_of_hub() && self.hf_train_files.is_none() && !self.is_made_here() && !self.is_recorded() {
+            missing(
+                config,
+                problems,
+                "hf_train_files",
+                "name the files to train on, such as `hf_train_files='data/*.txt'`, or use `dataset_type=synthetic`",
+            );
+        }
+        if self.is_of_hub() {
+            report(problems, not_built(config.entry("hf_path"), features::HUB_DATASETS));
+        }
+        // Local files have no splits.
+        let split = config.entry("train_split");
+        if split.key.asks(&split.value) {
+            report(problems, not_built(split, features::HUB_DATASETS));
+        }
+    }
+
+    /// Checks that data that is tokenized already has token ids.
+    fn check_tokens(&self, config: &Config, problems: &mut Vec<Problem>) {
+        for (key, tokenizes) in [
+            ("tokenize_train_data", self.tokenize_train_data),
+            ("tokenize_eval_data", self.tokenize_eval_data),
+        ] {
+            if tokenizes {
+                continue;
+            }
+            if let Some(records) = self.records() {
+                problems.push(Problem::inconsistent(
+                    format!(
+                        "{}, but {}, and records are text",
+                        config.stated(key),
+                        config.stated(records.key())
+                    ),
+                    format!("use `{key}=true`"),
+                ));
+            }
+            let is_text = |format| {
+                matches!(format, DataFormat::Text | DataFormat::Repository | DataFormat::Instructions)
+            };
+            if self.format().is_some_and(is_text) {
+                problems.push(Problem::inconsistent(
+                    format!("{}, but {}, which is text", config.stated(key), config.stated("hf_path")),
+                    format!("use `{key}=true`, or files with a column of token ids"),
+                ));
+            }
+        }
+    }
+
+    /// The key that names files.
+    fn files_key(&self, is_train: bool) -> &'static str {
+        match (self.dataset_type, is_train) {
+            (DatasetType::Grain, true) => "grain_train_files",
+            (DatasetType::Grain, false) => "grain_eval_files",
+            (_, true) => "hf_train_files",
+            (_, false) => "hf_eval_files",
+        }
+    }
+
     /// Checks the functions of the user that turn rows into others.
     fn check_functions(&self, config: &Config, problems: &mut Vec<Problem>) {
         let formats = self.formats_rows();
@@ -238,6 +381,18 @@ impl DataGroup {
             ));
         }
         let key = if formats { "formatting_func_path" } else { "dataset_processor_path" };
+        let is_of_files =
+            matches!(self.dataset_type, DatasetType::Hf | DatasetType::Grain) && !self.is_mixture();
+        if (formats || processes) && !is_of_files && self.dataset_type != DatasetType::Synthetic {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but the data is no list of files ({})",
+                    config.stated(key),
+                    config.stated("dataset_type")
+                ),
+                format!("name files with `dataset_type=hf` or `dataset_type=grain`, or leave out `{key}`"),
+            ));
+        }
         if (formats || processes) && self.is_made_here() {
             problems.push(Problem::inconsistent(
                 format!("{}, but {}, whose rows the program generates", config.stated(key), config.stated("hf_path")),
@@ -264,8 +419,24 @@ impl DataGroup {
         (self.dataset_processor_path.is_some() && self.records().is_some()).then(Vec::new)
     }
 
+    /// Whether weights mix several sources.
+    pub fn is_mixture(&self) -> bool {
+        let is_weighted = |files: &String| files.contains(';');
+        self.dataset_type == DatasetType::Grain
+            && (self.grain_train_mixture_config_path.is_some()
+                || self.grain_train_files.as_ref().is_some_and(is_weighted))
+    }
+
+    /// Whether the data is random tokens.
+    pub fn is_synthetic(&self) -> bool {
+        self.dataset_type == DatasetType::Synthetic
+    }
+
     /// Checks the numbers of columns.
     fn check_columns(&self, config: &Config, problems: &mut Vec<Problem>) {
+        if self.dataset_type == DatasetType::OlmoGrain {
+            return;
+        }
         for (key, columns) in
             [("train_data_columns", self.train_columns()), ("eval_data_columns", self.eval_columns())]
         {
@@ -381,10 +552,20 @@ impl DataGroup {
         self.use_truncation.unwrap_or(!self.packing)
     }
 
-    /// The format of local data; `None` for synthetic data.
+    /// The format of local files; `None` for other data.
     pub fn format(&self) -> Option<DataFormat> {
-        let path = self.hf_path.as_deref().filter(|_| self.dataset_type == DatasetType::Hf)?;
-        DataFormat::from_value(&path.into())
+        match self.dataset_type {
+            DatasetType::Hf => DataFormat::from_value(&self.hf_path.as_deref()?.into()),
+            DatasetType::Grain => Some(match self.grain_file_type {
+                GrainFileType::ArrayRecord => DataFormat::ArrayRecord,
+                GrainFileType::TfRecord => DataFormat::TfRecord,
+                GrainFileType::Parquet => DataFormat::Parquet,
+                GrainFileType::JsonLines => DataFormat::Json,
+            }),
+            DatasetType::Synthetic | DatasetType::Tfds | DatasetType::C4Mlperf | DatasetType::OlmoGrain => {
+                None
+            }
+        }
     }
 
     /// Whether no files are named: the data is the documentation and source code of a repository, or is generated.
@@ -394,12 +575,18 @@ impl DataGroup {
 
     /// The glob patterns of the training files.
     pub fn train_patterns(&self) -> Vec<String> {
-        patterns(self.hf_train_files.as_deref())
+        patterns(match self.dataset_type {
+            DatasetType::Grain => self.grain_train_files.as_deref(),
+            _ => self.hf_train_files.as_deref(),
+        })
     }
 
     /// The glob patterns of the evaluation files.
     pub fn eval_patterns(&self) -> Vec<String> {
-        patterns(self.hf_eval_files.as_deref())
+        patterns(match self.dataset_type {
+            DatasetType::Grain => self.grain_eval_files.as_deref(),
+            _ => self.hf_eval_files.as_deref(),
+        })
     }
 
     /// Whether the run has evaluation data.
@@ -410,9 +597,14 @@ impl DataGroup {
             return false;
         }
         if self.offline_data_dir.is_some() {
-            return is_named && self.dataset_type == DatasetType::Hf;
+            return is_named && self.format().is_some();
         }
-        self.dataset_type == DatasetType::Synthetic || is_named || self.is_made_here()
+        match self.dataset_type {
+            DatasetType::Synthetic | DatasetType::Tfds | DatasetType::C4Mlperf | DatasetType::OlmoGrain => {
+                true
+            }
+            DatasetType::Hf | DatasetType::Grain => is_named || self.is_made_here(),
+        }
     }
 
     /// The micro-batch size in sequences, over all devices.
@@ -449,6 +641,21 @@ impl DataGroup {
     pub fn eval_global_batch(&self, num_devices: usize) -> Result<usize, ConfigError> {
         Ok(self.evaluation_batch(num_devices)?.number)
     }
+}
+
+/// Whether keys name data of another type than MaxText's default, which applies because no key names the type.
+fn names_other_data(config: &Config) -> bool {
+    let is_given = |key: &&str| config.entry(key).origin.is_by_hand();
+    !is_given(&"dataset_type")
+        && ["hf_path", "hf_train_files", "grain_train_files", "olmo_index_path"].iter().any(is_given)
+}
+
+/// Reports that the data of the run's type is not named by a key.
+fn missing(config: &Config, problems: &mut Vec<Problem>, key: &str, hint: &str) {
+    problems.push(Problem::inconsistent(
+        format!("{}, but {}", config.stated("dataset_type"), config.stated(key)),
+        hint,
+    ));
 }
 
 /// Reports two chat templates at once.

@@ -2,7 +2,7 @@
 
 use super::{KeyGroup, features};
 use crate::{
-    groups::{DatasetType, HfTextUnit, PackingType, TokenizerType},
+    groups::{DamagedData, DatasetType, HfTextUnit, PackingType, TokenizerType},
     key::{Key, Literal},
 };
 
@@ -15,8 +15,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<DatasetType>(
                 "dataset_type",
                 "synthetic",
-                "Source of training data: random tokens (`synthetic`), or local text, JSON lines and \
-                 parquet files (`hf`). If a file repeats MaxText's default, our default applies, unless a \
+                "Source of training data: random tokens (`synthetic`); local text, JSON lines and parquet files (`hf`); \
+                 local files of records and mixtures (`grain`); a dataset that `tfds` prepared (`tfds`, or `c4_mlperf` to \
+                 concatenate and split documents without a loss for EOS); token files of OLMo (`olmo_grain`). If a file repeats MaxText's default, our default applies, unless a \
                  key names data.",
             )
             .maxtext_default(Literal::Text("tfds"))
@@ -65,10 +66,20 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::of::<PackingType>(
                 "grain_packing_type",
                 "first_fit",
-                "How documents are packed: each into the first sequence with enough room (`first_fit`), or \
-                 concatenated and split at the sequence length (`concat_then_split`).",
+                "How documents are packed: each into the first sequence with enough room (`first_fit`); concatenated and \
+                 split at the sequence length (`concat_then_split`); or those of many sequences at once, the longest \
+                 first, each into the sequence that it fills best (`best_fit`).",
             )
             .acts_on("data"),
+            Key::of::<DamagedData>(
+                "damaged_data",
+                "stop",
+                "Treatment of documents and records that cannot be read: the run stops with the file and number, or leaves them out \
+                 with a note that counts.",
+            )
+            .acts_on("data")
+            .may_change()
+            .own(),
             Key::integer("max_segments_per_seq", -1, "Maximum number of documents in a packed sequence; -1 \
                                                       for no limit.")
                 .at_least(-1.0)
@@ -187,7 +198,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "hf_path",
                 "",
-                "Format of the files: `text`, `json` (one object a line) or `parquet`; or `repository`, the \
+                "Format of the files: `text`, `json` (one object a line), `parquet`, `arrayrecord` or `tfrecord`; or `repository`, the \
                  documentation and source code of a repository, with some files held out for evaluation; or \
                  `instructions`, conversations that the program generates. If `hf_train_files` replaces the dataset of \
                  a preset, the names of the files tell the format.",
@@ -291,16 +302,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "tokenize_train_data",
                 true,
-                "Tokenize the training data; otherwise it contains token ids.",
+                "Tokenize the training data; otherwise `train_data_columns` names a column of token ids. Columns with the \
+                 same name and `_segmentation` or `_position` are read with it.",
             )
-            .refused(features::TOKENIZED_DATA)
             .acts_on("data"),
             Key::boolean(
                 "tokenize_eval_data",
                 true,
-                "Tokenize the evaluation data; otherwise it contains token ids.",
+                "Tokenize the evaluation data; otherwise it contains token ids, as with `tokenize_train_data`.",
             )
-            .refused(features::TOKENIZED_DATA)
             .acts_on("evaluation"),
             Key::optional_boolean(
                 "use_chat_template",

@@ -2,7 +2,6 @@
 
 pub(crate) const ADAPTERS_BY_OTHER_KEYS: &str = "further ways to name adapters";
 pub(crate) const ANSWERS_BY_LISTS: &str = "lists of answers by correctness";
-pub(crate) const ARRAY_RECORD: &str = "data in ArrayRecord files";
 pub(crate) const AUDIO_MODELS: &str = "audio models";
 pub(crate) const BATCHES_OF_PROMPTS: &str = "sizes in batches of prompts";
 pub(crate) const BLOCKS_UNLIKE_THEIR_FAMILYS: &str = "changes to a family's blocks";
@@ -11,7 +10,6 @@ pub(crate) const CLOUD_STORAGE: &str = "cloud storage";
 pub(crate) const CONVERSATIONS: &str = "conversations as training data";
 pub(crate) const CONVERSION_OF_CHECKPOINTS: &str = "conversion of checkpoints";
 pub(crate) const CUSTOM_DEVICE_ORDERS: &str = "custom device orders";
-pub(crate) const DATA_PIPELINE_GRAIN: &str = "the data pipeline `grain`";
 pub(crate) const DEBUGGING_OF_ROLLOUTS: &str = "debugging output of reinforcement learning";
 pub(crate) const DILOCO: &str = "DiLoCo";
 pub(crate) const DUMPS_OF_TRACED_PROGRAMS: &str = "dumps of traced programs";
@@ -23,9 +21,7 @@ pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
 pub(crate) const LIMITS_OF_ROLLOUTS: &str = "limits of the engine for rollouts";
 pub(crate) const MASKED_ANSWERS: &str = "block diffusion of answers only";
 pub(crate) const MEMORY_ESTIMATES: &str = "memory estimates";
-pub(crate) const MIXTURES_OF_DATASETS: &str = "mixtures of datasets";
 pub(crate) const MULTIMODAL_MODELS: &str = "multimodal models";
-pub(crate) const OLMO_DATA: &str = "OLMo data";
 pub(crate) const PAGED_ATTENTION: &str = "paged attention outside of serving";
 pub(crate) const PIPELINE_PARALLELISM: &str = "pipeline parallelism";
 pub(crate) const PROCESSES: &str = "several processes";
@@ -49,9 +45,7 @@ pub(crate) const SPARSE_WEIGHTS: &str = "sparse weights";
 pub(crate) const STACKS_IN_THE_CLOUD: &str = "stack traces in a cloud service";
 pub(crate) const STRIPED_SEQUENCES: &str = "striped sequences";
 pub(crate) const TEMPLATES_OF_PROMPTS: &str = "templates of prompts in JSON files";
-pub(crate) const TENSORFLOW_DATASETS: &str = "TensorFlow datasets";
 pub(crate) const TEXTS_THAT_END_ROLLOUTS: &str = "texts that end rollouts";
-pub(crate) const TOKENIZED_DATA: &str = "data that is already tokenized";
 pub(crate) const WANDB: &str = "Weights & Biases";
 
 /// Alternatives to some of the features.

@@ -1,7 +1,10 @@
 //! Data pipelines.
 
-use super::{KeyGroup, features};
-use crate::key::{Key, Literal};
+use super::KeyGroup;
+use crate::{
+    groups::GrainFileType,
+    key::{Key, Literal},
+};
 
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
@@ -9,17 +12,20 @@ pub(super) const GROUPS: &[KeyGroup] = &[
         title: "TensorFlow datasets",
         prefix: None,
         keys: &[
-            Key::text("dataset_path", "", "Directory that holds TensorFlow datasets.")
-                .refused(features::TENSORFLOW_DATASETS)
+            Key::text(
+                "dataset_path",
+                "",
+                "Directory into which `tfds` wrote datasets, or the directory of one version of a dataset; by default that \
+                 of `tfds`, `TFDS_DATA_DIR` or `~/tensorflow_datasets`.",
+            )
                 .only_with("dataset_type", &["tfds", "c4_mlperf"])
                 .acts_on("data"),
             Key::text(
                 "dataset_name",
                 "c4/en:3.0.1",
-                "Name, configuration and version of the dataset to train on.",
+                "Name, configuration and version of the dataset to train on; the newest version if none is named.",
             )
             .neutral(&[Literal::Text("c4/en:3.1.0")])
-            .refused(features::TENSORFLOW_DATASETS)
             .only_with("dataset_type", &["tfds", "c4_mlperf"])
             .acts_on("data"),
             Key::text(
@@ -28,15 +34,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Name, configuration and version of the dataset to evaluate on.",
             )
             .neutral(&[Literal::Text("c4/en:3.1.0")])
-            .refused(features::TENSORFLOW_DATASETS)
             .only_with("dataset_type", &["tfds", "c4_mlperf"])
             .acts_on("evaluation"),
             Key::text(
                 "train_split",
                 "train",
-                "Split of a dataset to train on, for datasets that come with named splits.",
+                "Split of a dataset to train on, for datasets that come with named splits, such as `train[:90%]`.",
             )
-            .refused(features::HUB_DATASETS)
             .only_with("dataset_type", &["tfds", "c4_mlperf", "hf"])
             .acts_on("data"),
             Key::text(
@@ -44,7 +48,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "validation",
                 "Split of a dataset to evaluate on, for datasets that come with named splits.",
             )
-            .refused(features::TENSORFLOW_DATASETS)
             .only_with("dataset_type", &["tfds", "c4_mlperf"])
             .acts_on("evaluation"),
         ],
@@ -57,31 +60,28 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "grain_train_files",
                 "",
-                "Files to train on, as a pattern; several patterns with weights make a mixture.",
+                "Files to train on: a directory, a pattern, or several separated by commas. Patterns with weights \
+                 (`a/*.array_record,0.7;b/*.array_record,0.3`) make a mixture.",
             )
-            .refused(features::DATA_PIPELINE_GRAIN)
             .only_with("dataset_type", &["grain"])
             .acts_on("data"),
             Key::text("grain_eval_files", "", "Files to evaluate on, written as `grain_train_files`.")
-                .refused(features::DATA_PIPELINE_GRAIN)
                 .only_with("dataset_type", &["grain"])
                 .acts_on("evaluation"),
             Key::text(
                 "grain_train_mixture_config_path",
                 "",
-                "JSON file that lists the datasets of a training mixture with their files and \
-                 weights.",
+                "JSON file with the datasets of a training mixture: for each name an object with `path` and `weight`, \
+                 and, not in MaxText, `epochs` or `max_examples` after which the dataset leaves the mixture.",
             )
-            .refused(features::MIXTURES_OF_DATASETS)
             .only_with("dataset_type", &["grain"])
             .acts_on("data"),
-            Key::choice(
+            Key::of::<GrainFileType>(
                 "grain_file_type",
                 "arrayrecord",
-                &["arrayrecord", "tfrecord", "parquet"],
-                "Format of the files that `grain_train_files` and `grain_eval_files` name.",
+                "Format of the files that `grain_train_files` and `grain_eval_files` name. Records of ArrayRecord and \
+                 TFRecord files are of type `tf.train.Example`.",
             )
-            .refused(features::DATA_PIPELINE_GRAIN)
             .only_with("dataset_type", &["grain"])
             .acts_on("data"),
             Key::boolean(
@@ -206,7 +206,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 100,
                 "Size of the shuffle buffer for TFRecord or parquet files, in examples.",
             )
-            .no_effect_here("text is shuffled as a whole, parquet files in windows of row groups")
+            .no_effect_here(
+                "records are shuffled as a whole; parquet files, and ArrayRecord files whose records are compressed in \
+                 groups, in windows of groups",
+            )
             .acts_on("data")
             .may_change(),
             Key::optional_choice(
@@ -215,8 +218,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Where the index of records of ArrayRecord files is kept: in memory, or in the \
                  files; the reader's own choice if none.",
             )
-            .refused(features::ARRAY_RECORD)
-            .only_with("dataset_type", &["grain"])
+            .no_effect_here("the index takes 24 bytes of memory for each group of records")
             .acts_on("data")
             .may_change(),
         ],
@@ -230,9 +232,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "olmo_index_path",
                 "",
                 "JSON file that lists the token files of an OLMo dataset and the length of its \
-                 sequences.",
+                 sequences, which is `max_target_length`.",
             )
-            .refused(features::OLMO_DATA)
             .only_with("dataset_type", &["olmo_grain"])
             .acts_on("data"),
             Key::text(
@@ -241,7 +242,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Beginning of the paths in the OLMo index that `olmo_path_remap_to` replaces; \
                  none if empty.",
             )
-            .refused(features::OLMO_DATA)
             .only_with("dataset_type", &["olmo_grain"])
             .acts_on("data")
             .may_change(),
@@ -250,7 +250,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "",
                 "Replacement for `olmo_path_remap_from` at the beginning of paths in the OLMo index.",
             )
-            .refused(features::OLMO_DATA)
             .only_with("dataset_type", &["olmo_grain"])
             .acts_on("data")
             .may_change(),
@@ -259,7 +258,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 true,
                 "Exclude sequences of OLMo data that repeat the same few tokens from the loss.",
             )
-            .refused(features::OLMO_DATA)
             .only_with("dataset_type", &["olmo_grain"])
             .acts_on("data"),
         ],

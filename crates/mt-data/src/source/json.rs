@@ -1,5 +1,6 @@
 //! Extraction of the text in a line of JSON.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -15,6 +16,53 @@ pub(super) enum JsonProblem {
     /// The existing columns.
     Missing(String),
     Type(&'static str),
+    /// Token ids, segments and positions that contradict each other.
+    Row(String),
+}
+
+/// The lists of integers under `columns` of the JSON object in a line; the first one exists.
+pub(super) fn integers_under(line: &str, columns: &[String; 3]) -> Result<[Vec<i32>; 3], JsonProblem> {
+    let mut deserializer = serde_json::Deserializer::from_str(line);
+    let held = Integers(columns).deserialize(&mut deserializer);
+    let held = held.and_then(|held| deserializer.end().map(|()| held));
+    match held {
+        Ok([Some(tokens), segments, positions]) => {
+            Ok([tokens, segments.unwrap_or_default(), positions.unwrap_or_default()])
+        }
+        Ok(_) => Err(JsonProblem::Missing(self::columns(line))),
+        Err(error) if error.is_data() => Err(JsonProblem::Type("no list of token ids of 32 bits")),
+        Err(error) => Err(JsonProblem::Syntax(syntax(line, &error))),
+    }
+}
+
+/// Reads lists of integers of an object.
+struct Integers<'a>(&'a [String; 3]);
+
+impl<'de> DeserializeSeed<'de> for Integers<'_> {
+    type Value = [Option<Vec<i32>>; 3];
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Integers<'_> {
+    type Value = [Option<Vec<i32>>; 3];
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+        let mut lists = [None, None, None];
+        while let Some(key) = entries.next_key::<Cow<'de, str>>()? {
+            match self.0.iter().position(|column| *column == key) {
+                Some(place) => lists[place] = Some(entries.next_value()?),
+                None => _ = entries.next_value::<IgnoredAny>()?,
+            }
+        }
+        Ok(lists)
+    }
 }
 
 /// The text under `column` of the JSON object in a line. `a.b` is the key `b` of the object under `a`.
@@ -177,6 +225,21 @@ mod tests {
         check(r#"{"a": {"b": {"c": "deep"}}}"#, "a.b.c", Ok("deep"));
         check(r#"{"a": {"b": "inside"}, "a.b": "direct"}"#, "a.b", Ok("direct"));
         check(r#"{"text": ""}"#, "text", Ok(""));
+    }
+
+    #[test]
+    fn lists_of_integers_are_found() {
+        let columns = ["ids", "ids_segmentation", "ids_position"].map(str::to_owned);
+        let lists = |line| integers_under(line, &columns);
+        let both = lists(r#"{"ids_segmentation": [1, 2], "a": {"ids": [3]}, "ids": [5, -6]}"#);
+        assert_eq!(both, Ok([vec![5, -6], vec![1, 2], vec![]]));
+        assert_eq!(lists(r#"{"id": [1]}"#), Err(JsonProblem::Missing("`id`".into())));
+        for wrong in
+            [r#"{"ids": "1 2"}"#, r#"{"ids": [1.5]}"#, r#"{"ids": [2147483648]}"#, r#"{"ids": null}"#]
+        {
+            assert_eq!(lists(wrong), Err(JsonProblem::Type("no list of token ids of 32 bits")), "{wrong}");
+        }
+        assert!(matches!(lists(r#"{"ids": [1,"#), Err(JsonProblem::Syntax(_))));
     }
 
     #[test]

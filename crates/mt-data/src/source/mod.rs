@@ -6,9 +6,16 @@
 
 mod guard;
 mod json;
+mod lists;
+mod mixture;
+mod olmo;
 mod order;
 mod parquet;
+mod records;
+mod row;
+mod tensorflow_datasets;
 mod text;
+mod visits;
 
 use std::path::PathBuf;
 
@@ -19,9 +26,17 @@ use crate::files;
 use crate::repository::{self, Split};
 use crate::watch::Watch;
 
+use crate::tokenizer::EncodedDocument;
+
+use mixture::Schedule;
+pub use mixture::{Component, Drawn, MixtureEntry};
+use olmo::OlmoDocuments;
+pub use olmo::OlmoSource;
 pub(crate) use order::Order;
 use parquet::{ParquetDocuments, RowContent};
+use records::{ExampleContent, ExampleDocuments};
 use text::{FileDocuments, LineContent, LineDocuments};
+pub(crate) use visits::Visits;
 
 /// How plain text files divide into documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +61,16 @@ pub enum Source {
     /// Files of records, each with these columns; without any, with whichever it has. A document is a record as JSON, with
     /// values of any type.
     Records { files: Vec<String>, format: RecordFormat, columns: Vec<String> },
+    /// Files of records of type `tf.train.Example`, with the text in the feature `column`.
+    Examples { files: Vec<String>, format: ExampleFormat, column: String },
+    /// Files with the token ids of a document in `column` of each record.
+    Tokens { files: Vec<String>, format: RecordFormat, column: String },
+    /// A split of a dataset that `tfds` prepared.
+    TensorflowDataset(TensorflowDataset),
+    /// Token files of OLMo.
+    Olmo(OlmoSource),
+    /// Several sources, by weights.
+    Mixture(Vec<Component>),
     /// The documentation and source code under the repository at `root`.
     Repository { root: PathBuf, split: Split },
     /// Documents in memory.
@@ -58,6 +83,79 @@ pub enum RecordFormat {
     /// One JSON object per line.
     JsonLines,
     Parquet,
+    /// Records of type `tf.train.Example`.
+    Examples(ExampleFormat),
+}
+
+/// The format of files of records of type `tf.train.Example`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExampleFormat {
+    ArrayRecord,
+    TfRecord,
+}
+
+/// A split of a dataset that `tfds` prepared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorflowDataset {
+    /// The directory into which `tfds` wrote, or that of the dataset itself.
+    pub directory: PathBuf,
+    /// Name, configuration and version, such as `c4/en:3.0.1`.
+    pub name: String,
+    /// The split, such as `train` or `train[:90%]+validation`.
+    pub split: String,
+    /// The features to read.
+    pub content: ExampleColumns,
+}
+
+/// The features of records that are documents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExampleColumns {
+    /// The text of a feature.
+    Text(String),
+    /// The token ids of a feature.
+    Tokens(String),
+    /// A record of these features.
+    Record(Vec<String>),
+}
+
+impl ExampleColumns {
+    fn content(&self) -> ExampleContent {
+        match self.clone() {
+            Self::Text(column) => ExampleContent::Text(column),
+            Self::Tokens(column) => ExampleContent::Tokens(column),
+            Self::Record(columns) => ExampleContent::Record(columns),
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        match self.clone() {
+            Self::Text(column) | Self::Tokens(column) => vec![column],
+            Self::Record(columns) => columns,
+        }
+    }
+}
+
+/// A document as its source holds it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Document {
+    /// Text, or a record as JSON.
+    Text(String),
+    /// Token ids.
+    Tokens(Box<EncodedDocument>),
+}
+
+impl Document {
+    fn tokens(document: EncodedDocument) -> Self {
+        Self::Tokens(Box::new(document))
+    }
+
+    /// The size in memory, in bytes.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Tokens(document) => document.tokens.len() * size_of::<i32>(),
+        }
+    }
 }
 
 /// An opened source: documents by index, and a fingerprint.
@@ -74,7 +172,28 @@ enum Documents {
     Files(FileDocuments),
     Lines(LineDocuments),
     Parquet(ParquetDocuments),
+    Examples(Box<ExampleDocuments>),
+    Olmo(OlmoDocuments),
+    Mixture(Box<Mixture>),
     Memory(Vec<String>),
+}
+
+/// The opened sources of a mixture.
+#[derive(Debug)]
+struct Mixture {
+    names: Vec<String>,
+    parts: Vec<Dataset>,
+    /// The index of each source's first document, followed by the number of documents.
+    firsts: Vec<u64>,
+    schedule: Schedule,
+    weights: Vec<f64>,
+}
+
+impl Mixture {
+    fn locate(&self, index: u64) -> (&Dataset, u64) {
+        let part = self.firsts.partition_point(|first| *first <= index) - 1;
+        (&self.parts[part], index - self.firsts[part])
+    }
 }
 
 impl Dataset {
@@ -94,6 +213,15 @@ impl Dataset {
     /// # Errors
     /// As [`Dataset::open`]; [`DataError::Stopped`].
     pub fn open_watched(source: &Source, watch: Watch<'_>) -> Result<Self> {
+        Self::open_with(source, watch, false)
+    }
+
+    /// As [`Dataset::open_watched`], for a run that skips documents that cannot be read if `skips` is set. They are then no
+    /// reason to refuse the dataset.
+    ///
+    /// # Errors
+    /// As [`Dataset::open_watched`], except for documents.
+    pub fn open_with(source: &Source, watch: Watch<'_>, skips: bool) -> Result<Self> {
         let mut identity = Identity::default();
         let (name, documents) = match source {
             Source::Synthetic { vocab_size } => {
@@ -109,36 +237,47 @@ impl Dataset {
                 let paths = files::expand(files)?;
                 let documents = match document {
                     TextDocument::File => Documents::Files(FileDocuments::open(paths, &mut identity, watch)?),
-                    TextDocument::Line => {
-                        Documents::Lines(LineDocuments::open(paths, LineContent::Line, &mut identity, watch)?)
-                    }
+                    TextDocument::Line => Documents::Lines(LineDocuments::open(
+                        paths,
+                        LineContent::Line,
+                        &mut identity,
+                        (watch, skips),
+                    )?),
                 };
                 (files::quoted(files), documents)
             }
             Source::JsonLines { files, column } => {
-                let paths = files::expand(files)?;
-                let content = LineContent::Text(column.clone());
-                let documents = LineDocuments::open(paths, content, &mut identity, watch)?;
-                (files::quoted(files), Documents::Lines(documents))
+                let content = ExampleColumns::Text(column.clone());
+                records(files, RecordFormat::JsonLines, &content, &mut identity, (watch, skips))?
             }
             Source::Parquet { files, column } => {
-                let content = RowContent::Text(column.clone());
-                let documents = ParquetDocuments::open(files::expand(files)?, content, &mut identity)?;
-                (files::quoted(files), Documents::Parquet(documents))
+                let content = ExampleColumns::Text(column.clone());
+                records(files, RecordFormat::Parquet, &content, &mut identity, (watch, skips))?
+            }
+            Source::Examples { files, format, column } => {
+                let content = ExampleColumns::Text(column.clone());
+                records(files, RecordFormat::Examples(*format), &content, &mut identity, (watch, skips))?
             }
             Source::Records { files, format, columns } => {
-                let paths = files::expand(files)?;
-                let documents = match format {
-                    RecordFormat::JsonLines => {
-                        let content = LineContent::Record(columns.clone());
-                        Documents::Lines(LineDocuments::open(paths, content, &mut identity, watch)?)
-                    }
-                    RecordFormat::Parquet => {
-                        let content = RowContent::Record(columns.clone());
-                        Documents::Parquet(ParquetDocuments::open(paths, content, &mut identity)?)
-                    }
-                };
-                (files::quoted(files), documents)
+                let content = ExampleColumns::Record(columns.clone());
+                records(files, *format, &content, &mut identity, (watch, skips))?
+            }
+            Source::Tokens { files, format, column } => {
+                let content = ExampleColumns::Tokens(column.clone());
+                records(files, *format, &content, &mut identity, (watch, skips))?
+            }
+            Source::TensorflowDataset(dataset) => {
+                let name = format!("`{}` ({})", dataset.name, dataset.split);
+                (name, Documents::tensorflow(dataset, &mut identity, (watch, skips))?)
+            }
+            Source::Olmo(source) => {
+                let name = format!("`{}`", source.index.display());
+                (name, Documents::Olmo(OlmoDocuments::open(source, &mut identity)?))
+            }
+            Source::Mixture(components) => {
+                let mixture = Mixture::open(components, &mut identity, (watch, skips))?;
+                let name = format!("a mixture of {}", files::quoted(&mixture.names));
+                (name, Documents::Mixture(Box::new(mixture)))
             }
             Source::Repository { root, split } => {
                 let documents = repository::repository_documents(root, *split)?;
@@ -170,6 +309,9 @@ impl Dataset {
             Documents::Files(files) => files.len(),
             Documents::Lines(lines) => lines.len(),
             Documents::Parquet(parquet) => parquet.len(),
+            Documents::Examples(examples) => examples.len(),
+            Documents::Olmo(windows) => windows.len(),
+            Documents::Mixture(mixture) => mixture.firsts[mixture.firsts.len() - 1],
             Documents::Memory(documents) => documents.len() as u64,
         }
     }
@@ -177,26 +319,118 @@ impl Dataset {
     /// The text of the document `index`, which is less than [`Dataset::num_documents`].
     ///
     /// # Errors
-    /// A file has changed or vanished, or its content is damaged.
+    /// A file has changed or vanished, or its content is damaged; documents are token ids.
     pub fn read(&self, index: u64) -> Result<String> {
+        match self.document(index)? {
+            Document::Text(text) => Ok(text),
+            Document::Tokens(_) => Err(DataError::Options(format!(
+                "{} holds token ids, where text is needed\nhint: name data with text",
+                self.name
+            ))),
+        }
+    }
+
+    /// The document `index`, which is less than [`Dataset::num_documents`].
+    ///
+    /// # Errors
+    /// A file has changed or vanished, or its content is damaged.
+    pub fn document(&self, index: u64) -> Result<Document> {
         match &self.documents {
-            Documents::Synthetic { .. } => Ok(String::new()),
-            Documents::Files(files) => files.read(index),
+            Documents::Synthetic { .. } => Ok(Document::Text(String::new())),
+            Documents::Files(files) => files.read(index).map(Document::Text),
             Documents::Lines(lines) => lines.read(index),
             Documents::Parquet(parquet) => parquet.read(index),
-            Documents::Memory(documents) => Ok(documents[index as usize].clone()),
+            Documents::Examples(examples) => examples.read(index),
+            Documents::Olmo(windows) => windows.read(index),
+            Documents::Mixture(mixture) => {
+                let (part, index) = mixture.locate(index);
+                part.document(index)
+            }
+            Documents::Memory(documents) => Ok(Document::Text(documents[index as usize].clone())),
         }
     }
 
     /// The location of a document for messages, such as its file and line.
     pub fn place(&self, index: u64) -> String {
         match &self.documents {
+            Documents::Files(files) => files.place(index),
             Documents::Lines(lines) => lines.place(index),
             Documents::Parquet(parquet) => parquet.place(index),
-            Documents::Synthetic { .. } | Documents::Files(_) | Documents::Memory(_) => {
+            Documents::Examples(examples) => examples.place(index),
+            Documents::Olmo(windows) => windows.place(index),
+            Documents::Mixture(mixture) => {
+                let (part, index) = mixture.locate(index);
+                part.place(index)
+            }
+            Documents::Synthetic { .. } | Documents::Memory(_) => {
                 format!("document {index} of {}", self.name)
             }
         }
+    }
+
+    /// Whether documents are texts, which a tokenizer turns into tokens.
+    pub fn needs_tokenizer(&self) -> bool {
+        match &self.documents {
+            Documents::Synthetic { .. } | Documents::Olmo(_) => false,
+            Documents::Lines(lines) => !lines.holds_tokens(),
+            Documents::Parquet(parquet) => !parquet.holds_tokens(),
+            Documents::Examples(examples) => !examples.holds_tokens(),
+            Documents::Mixture(mixture) => mixture.parts.iter().any(Self::needs_tokenizer),
+            Documents::Files(_) | Documents::Memory(_) => true,
+        }
+    }
+
+    /// The examples from each source of a mixture among the first `examples` of a run; nothing for other data.
+    pub fn drawn(&self, examples: u64) -> Vec<Drawn> {
+        let Documents::Mixture(mixture) = &self.documents else { return Vec::new() };
+        let total: f64 = mixture.weights.iter().sum();
+        let counts = mixture.schedule.drawn(examples);
+        let parts = mixture.names.iter().zip(&mixture.weights).zip(mixture.parts.iter().zip(counts));
+        parts
+            .map(|((name, weight), (part, examples))| Drawn {
+                name: name.clone(),
+                share: weight / total,
+                documents: part.num_documents(),
+                examples,
+            })
+            .collect()
+    }
+
+    /// The number of documents of an epoch, by which positions count epochs. A mixture, whose sources have epochs of their
+    /// own, has one epoch without end.
+    pub(crate) fn epoch_size(&self) -> u64 {
+        match &self.documents {
+            Documents::Mixture(_) => u64::MAX,
+            _ => self.num_documents(),
+        }
+    }
+
+    /// The number of examples in `epochs` epochs; `None` if there is no end.
+    pub(crate) fn num_examples(&self, epochs: Option<u64>) -> Option<u64> {
+        match &self.documents {
+            Documents::Mixture(mixture) => mixture.schedule.end(epochs).map(|(end, _)| end),
+            _ => epochs.map(|epochs| self.num_documents().saturating_mul(epochs)),
+        }
+    }
+
+    /// A number of successive examples that include all documents of an epoch.
+    pub(crate) fn longest_epoch(&self) -> u64 {
+        match &self.documents {
+            Documents::Mixture(mixture) => mixture.schedule.longest_epoch(),
+            _ => self.num_documents(),
+        }
+    }
+
+    /// The weights and limits of a mixture as text, for comparison with those of an earlier run.
+    pub(crate) fn mixture_description(&self) -> Option<String> {
+        let Documents::Mixture(mixture) = &self.documents else { return None };
+        let limit = |source: usize| match mixture.schedule.limit(source) {
+            Some(limit) => format!(" up to {limit} documents"),
+            None => String::new(),
+        };
+        let parts = mixture.names.iter().zip(&mixture.weights).enumerate();
+        let parts = parts.map(|(source, (name, weight))| format!("{name}, {weight}{}", limit(source)));
+        Some(parts.collect::<Vec<_>>().join("; "))
     }
 
     /// All documents in order, for training a tokenizer and for inspection.
@@ -228,8 +462,111 @@ impl Dataset {
         match (&self.documents, key) {
             (_, None) => Order::Sequential,
             (Documents::Parquet(parquet), Some(key)) => parquet.order(key),
+            (Documents::Examples(examples), Some(key)) => examples.order(key),
             (_, Some(key)) => Order::shuffled(self.num_documents(), key),
         }
+    }
+}
+
+/// The name and the documents of files of records.
+fn records(
+    files: &[String],
+    format: RecordFormat,
+    columns: &ExampleColumns,
+    identity: &mut Identity,
+    (watch, skips): (Watch<'_>, bool),
+) -> Result<(String, Documents)> {
+    let paths = files::expand(files)?;
+    let documents = match format {
+        RecordFormat::JsonLines => {
+            let content = match columns {
+                ExampleColumns::Text(column) => LineContent::Text(column.clone()),
+                ExampleColumns::Tokens(column) => LineContent::tokens(column),
+                ExampleColumns::Record(columns) => LineContent::Record(columns.clone()),
+            };
+            Documents::Lines(LineDocuments::open(paths, content, identity, (watch, skips))?)
+        }
+        RecordFormat::Parquet => {
+            let content = match columns.clone() {
+                ExampleColumns::Text(column) => RowContent::Text(column),
+                ExampleColumns::Tokens(column) => RowContent::Tokens(column),
+                ExampleColumns::Record(columns) => RowContent::Record(columns),
+            };
+            Documents::Parquet(ParquetDocuments::open(paths, content, identity, skips)?)
+        }
+        RecordFormat::Examples(format) => {
+            Documents::examples(paths, format, columns.content(), identity, (watch, skips))?
+        }
+    };
+    Ok((files::quoted(files), documents))
+}
+
+impl Documents {
+    fn examples(
+        paths: Vec<PathBuf>,
+        format: ExampleFormat,
+        content: ExampleContent,
+        identity: &mut Identity,
+        opening: (Watch<'_>, bool),
+    ) -> Result<Self> {
+        let opened = ExampleDocuments::open(paths, format, content, identity, opening)?;
+        Ok(Self::Examples(Box::new(opened)))
+    }
+
+    fn tensorflow(
+        dataset: &TensorflowDataset,
+        identity: &mut Identity,
+        opening: (Watch<'_>, bool),
+    ) -> Result<Self> {
+        let TensorflowDataset { directory, name, split, content } = dataset;
+        let shards = tensorflow_datasets::open(directory, name, split, &content.names())?;
+        let opened = ExampleDocuments::open(
+            shards.files.clone(),
+            shards.format,
+            content.content(),
+            identity,
+            opening,
+        )?;
+        for ((found, stated), path) in opened.lengths().iter().zip(&shards.lengths).zip(&shards.files) {
+            if found != stated {
+                return Err(DataError::Options(format!(
+                    "`{}` has {found} records, but `dataset_info.json` counts {stated}\nhint: copy the shard from its \
+                     source again, or prepare the dataset again",
+                    path.display()
+                )));
+            }
+        }
+        let is_whole = shards.ranges.iter().map(|range| range.end - range.start).sum::<u64>() == opened.len();
+        let documents = if is_whole { opened } else { opened.of_ranges(shards.ranges, identity) };
+        Ok(Self::Examples(Box::new(documents)))
+    }
+}
+
+impl Mixture {
+    fn open(
+        components: &[Component],
+        identity: &mut Identity,
+        (watch, skips): (Watch<'_>, bool),
+    ) -> Result<Self> {
+        let (mut parts, mut firsts) = (Vec::new(), vec![0]);
+        for component in components {
+            let part = Dataset::open_with(&component.source, watch, skips)?;
+            identity.add(&part.fingerprint, part.num_documents(), 0);
+            firsts.push(firsts[firsts.len() - 1] + part.num_documents());
+            parts.push(part);
+        }
+        let tokens = parts.iter().filter(|part| !part.needs_tokenizer()).count();
+        if tokens != 0 && tokens != parts.len() {
+            return Err(DataError::Options("a mixture holds either text or token ids, not both".into()));
+        }
+        let sizes: Vec<u64> = parts.iter().map(Dataset::num_documents).collect();
+        Ok(Self {
+            names: components.iter().map(|component| component.name.clone()).collect(),
+            firsts,
+            schedule: Schedule::new(components, &sizes),
+            weights: components.iter().map(|component| component.weight).collect(),
+            parts,
+        })
     }
 }
 

@@ -12,16 +12,18 @@ use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
 use parquet::schema::types::{ColumnPath, SchemaDescriptor, Type};
 
-use super::Identity;
 use super::guard::guarded;
+use super::lists::{self, Lists, token_leaves};
 use super::order::{Block, Order, WindowedOrder};
+use super::row::{POSITION, SEGMENTATION, TokenRow};
+use super::{Document, Identity};
 use crate::error::{DataError, Result};
 use crate::files;
 
 /// The most memory for the row groups of a shuffling window, in bytes.
-const WINDOW_BYTES: u64 = 256 << 20;
+pub(super) const WINDOW_BYTES: u64 = 256 << 20;
 /// Rows decoded at a time.
-const READ_ROWS: usize = 4096;
+pub(super) const READ_ROWS: usize = 4096;
 /// The bytes at a file's end, which hold its metadata, that are part of the fingerprint.
 const FINGERPRINT_BYTES: u64 = 256 << 10;
 /// Columns that records hold if the file has them: the tools of a conversation.
@@ -34,6 +36,8 @@ pub(super) enum RowContent {
     Text(String),
     /// These columns as a JSON object, and those of [`OPTIONAL_COLUMNS`] that exist.
     Record(Vec<String>),
+    /// The token ids in a list column, with the segments and positions in columns whose names begin with its name.
+    Tokens(String),
 }
 
 impl RowContent {
@@ -42,6 +46,7 @@ impl RowContent {
         match self {
             Self::Text(column) => column.clone(),
             Self::Record(columns) => columns.join(","),
+            Self::Tokens(column) => format!("tokens {column}"),
         }
     }
 }
@@ -54,7 +59,7 @@ pub(super) struct ParquetDocuments {
     groups: Vec<Group>,
     blocks: Vec<Block>,
     /// Decoded row groups, oldest first.
-    cache: Mutex<VecDeque<(usize, Arc<Texts>)>>,
+    cache: Mutex<VecDeque<(usize, Arc<Rows>)>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +68,27 @@ struct Group {
     index: usize,
     /// The leaf column of texts; none for records.
     column: Option<usize>,
+}
+
+/// The decoded rows of one row group.
+#[derive(Debug)]
+enum Rows {
+    Texts(Texts),
+    Tokens([Lists; 3]),
+}
+
+impl Rows {
+    /// # Errors
+    /// The lists of a row contradict each other.
+    fn document(&self, row: usize) -> Result<Document, String> {
+        match self {
+            Self::Texts(texts) => Ok(Document::Text(texts.text(row).to_owned())),
+            Self::Tokens(lists) => {
+                let [tokens, segments, positions] = lists.each_ref().map(|lists| lists.list(row).to_vec());
+                TokenRow { tokens, segments, positions }.into_document().map(Document::tokens)
+            }
+        }
+    }
 }
 
 /// The decoded texts of one row group.
@@ -85,7 +111,17 @@ impl Texts {
 }
 
 impl ParquetDocuments {
-    pub(super) fn open(paths: Vec<PathBuf>, content: RowContent, identity: &mut Identity) -> Result<Self> {
+    /// Whether documents are token ids.
+    pub(super) fn holds_tokens(&self) -> bool {
+        matches!(self.content, RowContent::Tokens(_))
+    }
+
+    pub(super) fn open(
+        paths: Vec<PathBuf>,
+        content: RowContent,
+        identity: &mut Identity,
+        skips: bool,
+    ) -> Result<Self> {
         let (mut groups, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);
         for (file, path) in paths.iter().enumerate() {
             let (length, checksum) = tail(path)?;
@@ -96,6 +132,7 @@ impl ParquetDocuments {
             let number = match &content {
                 RowContent::Text(column) => Some(find_column(path, schema, column)?),
                 RowContent::Record(columns) => projection(path, schema, columns).map(|_| None)?,
+                RowContent::Tokens(column) => token_leaves(path, schema, column).map(|_| None)?,
             };
             let text_path = number.map(|number| schema.column(number).path().string());
             for (index, group) in metadata.row_groups().iter().enumerate() {
@@ -114,6 +151,11 @@ impl ParquetDocuments {
                 let is_read = |leaf: &ColumnChunkMetaData| match &content {
                     RowContent::Text(_) => Some(leaf.column_path().string()) == text_path,
                     RowContent::Record(columns) => is_projected(leaf.column_path(), columns),
+                    RowContent::Tokens(column) => {
+                        let root = leaf.column_path().parts().first();
+                        root.and_then(|root| root.strip_prefix(column.as_str()))
+                            .is_some_and(|rest| ["", SEGMENTATION, POSITION].contains(&rest))
+                    }
                 };
                 let sizes = group.columns().iter().filter(|leaf| is_read(leaf));
                 let bytes = sizes.map(|leaf| u64::try_from(leaf.uncompressed_size()).unwrap_or(0)).sum();
@@ -125,7 +167,7 @@ impl ParquetDocuments {
         identity.add(&content.identity(), 0, 0);
         let documents = Self { content, paths, groups, blocks, cache: Mutex::new(VecDeque::new()) };
         // Decoding one group now reports undecodable text before any program is compiled.
-        if let Some(which) = documents.blocks.iter().position(|block| block.count > 0) {
+        if let Some(which) = documents.blocks.iter().position(|block| block.count > 0).filter(|_| !skips) {
             documents.group(which)?;
         }
         Ok(documents)
@@ -152,14 +194,15 @@ impl ParquetDocuments {
         self.blocks.partition_point(|block| block.first + block.count <= index)
     }
 
-    pub(super) fn read(&self, index: u64) -> Result<String> {
+    pub(super) fn read(&self, index: u64) -> Result<Document> {
         let which = self.group_of(index);
-        let texts = self.group(which)?;
-        Ok(texts.text((index - self.blocks[which].first) as usize).to_string())
+        let rows = self.group(which)?;
+        let document = rows.document((index - self.blocks[which].first) as usize);
+        document.map_err(|reason| DataError::Example { place: self.place(index), reason })
     }
 
     /// The decoded row group `which`, from the cache if possible.
-    fn group(&self, which: usize) -> Result<Arc<Texts>> {
+    fn group(&self, which: usize) -> Result<Arc<Rows>> {
         // The lock is held while decoding, so that two readers never decode the same group twice. The cache is valid at
         // every moment, so a poisoned lock is usable.
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -189,12 +232,12 @@ impl ParquetDocuments {
         let Group { file, index, .. } = self.groups[which];
         let reason = match &self.content {
             RowContent::Text(column) => format!("row group {index}, column `{column}`: {reason}"),
-            RowContent::Record(_) => format!("row group {index}: {reason}"),
+            RowContent::Record(_) | RowContent::Tokens(_) => format!("row group {index}: {reason}"),
         };
         DataError::Parquet { path: self.paths[file].clone(), reason }
     }
 
-    fn decode(&self, which: usize) -> Result<Texts> {
+    fn decode(&self, which: usize) -> Result<Rows> {
         let Group { file, index, column } = self.groups[which];
         let reader = open_reader(&self.paths[file])?;
         let changed = || self.broken(which, "the file changed since it was opened");
@@ -203,8 +246,22 @@ impl ParquetDocuments {
         }
         let group = reader.get_row_group(index).map_err(|error| self.broken(which, &reason(&error)))?;
         match (&self.content, column) {
-            (RowContent::Record(columns), _) => self.decode_records(which, &reader, &*group, columns),
-            (RowContent::Text(_), Some(column)) => self.decode_texts(which, &*group, column),
+            (RowContent::Record(columns), _) => {
+                self.decode_records(which, &reader, &*group, columns).map(Rows::Texts)
+            }
+            (RowContent::Text(_), Some(column)) => self.decode_texts(which, &*group, column).map(Rows::Texts),
+            (RowContent::Tokens(column), _) => {
+                let schema = reader.metadata().file_metadata().schema_descr();
+                let leaves = token_leaves(&self.paths[file], schema, column)?;
+                let mut rows = [(); 3].map(|()| Lists::default());
+                for (lists, leaf) in rows.iter_mut().zip(leaves) {
+                    let Some(leaf) = leaf else { continue };
+                    let count = self.blocks[which].count as usize;
+                    *lists =
+                        lists::decode(&*group, leaf, count).map_err(|reason| self.broken(which, &reason))?;
+                }
+                Ok(Rows::Tokens(rows))
+            }
             (RowContent::Text(_), None) => Err(changed()),
         }
     }
@@ -279,7 +336,7 @@ fn open_reader(path: &Path) -> Result<SerializedFileReader<std::fs::File>> {
 }
 
 /// The library's message without its kind prefix, in this crate's style.
-fn reason(error: &ParquetError) -> String {
+pub(super) fn reason(error: &ParquetError) -> String {
     let text = match error {
         ParquetError::General(text) | ParquetError::EOF(text) | ParquetError::NYI(text) => text.clone(),
         other => other.to_string(),
@@ -330,6 +387,7 @@ fn projection(path: &Path, schema: &SchemaDescriptor, columns: &[String]) -> Res
                 place: String::new(),
                 column: leaf.path().string(),
                 found: "bytes that are not declared as text".into(),
+                expected: "text",
             });
         }
     }
@@ -356,6 +414,7 @@ fn find_column(path: &Path, schema: &SchemaDescriptor, column: &str) -> Result<u
         place: String::new(),
         column: column.into(),
         found,
+        expected: "text",
     };
     if leaf.max_rep_level() > 0 {
         return Err(wrong("lists".into()));

@@ -4,7 +4,6 @@
 //! some consecutive batches, and records of the protobuf message `tf.train.Example` with the arrays of [`FEATURES`],
 //! flattened.
 
-mod example;
 mod source;
 mod writer;
 
@@ -24,7 +23,7 @@ use crate::{
     error::{DataError, Result},
 };
 
-use example::Example;
+use crate::example::Example;
 pub use source::{StoredLogitsOptions, StoredLogitsSource};
 pub use writer::{LogitsProgress, LogitsWriter};
 

@@ -84,7 +84,7 @@ pub struct EncodedDocument {
     /// The token ids.
     pub tokens: Vec<i32>,
     /// The number of bytes of the text that each token encodes; their sum is the text's length. A token that starts
-    /// inside a character counts none of its bytes; the token before it counts all of them.
+    /// inside a character counts none of its bytes; the token before it counts all of them. Empty if the text is unknown.
     pub bytes: Vec<u32>,
     /// Whether each token has a loss where it is predicted; empty if all have one.
     pub trained: Vec<bool>,
@@ -94,6 +94,10 @@ pub struct EncodedDocument {
     pub label: f32,
     /// The class of each token that replaces it as a target; empty if tokens are targets themselves.
     pub classes: Vec<i32>,
+    /// The document of each token, for rows that hold several; empty if all are of one.
+    pub segments: Vec<i32>,
+    /// The position of each token in its document; empty if they count from 0.
+    pub positions: Vec<i32>,
 }
 
 impl EncodedDocument {

@@ -71,7 +71,7 @@ fn arguments(command: &Command, path: &[&str], given: &[String], current: &str) 
             | "compile" | "logits",
         ]
         | ["bench", "inference"]
-        | ["data", "show" | "save-logits"]
+        | ["data", "show" | "stats" | "save-logits"]
         | ["config", "show"]
         | ["checkpoint", "export" | "import"]
         | ["tokenizer", "train"] => settings(given, current),
@@ -87,7 +87,9 @@ fn arguments(command: &Command, path: &[&str], given: &[String], current: &str) 
             let names = model_names().chain(preset_names()).map(Candidate::plain);
             names.chain(paths(current, is_yaml)).collect()
         }
-        ["checkpoint", "inspect" | "diff" | "verify"] => paths(current, |_| true),
+        ["checkpoint", "inspect" | "diff" | "verify"] | ["data", "inspect" | "convert"] => {
+            paths(current, |_| true)
+        }
         ["config", "models"] => model_names().map(Candidate::plain).collect(),
         _ => {
             let values = command.get_positionals().flat_map(|argument| argument.get_possible_values());

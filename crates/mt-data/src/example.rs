@@ -1,4 +1,4 @@
-//! Records of named lists of numbers: the protobuf message `tf.train.Example`.
+//! Records of named lists: the protobuf message `tf.train.Example`.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,18 @@ use prost::Message;
 
 /// A record.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Example {
+pub(crate) struct Example {
     #[prost(message, optional, tag = "1")]
     features: Option<Features>,
+}
+
+/// The values of a feature.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Values<'a> {
+    Bytes(&'a [Vec<u8>]),
+    Floats(&'a [f32]),
+    Integers(&'a [i64]),
+    Nothing,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -65,6 +74,10 @@ impl Example {
         self.set(name, List::Integers(IntegerList { value }));
     }
 
+    pub fn set_bytes(&mut self, name: &str, value: Vec<Vec<u8>>) {
+        self.set(name, List::Bytes(BytesList { value }));
+    }
+
     pub fn set_floats(&mut self, name: &str, value: Vec<f32>) {
         self.set(name, List::Floats(FloatList { value }));
     }
@@ -72,6 +85,23 @@ impl Example {
     fn set(&mut self, name: &str, list: List) {
         let features = self.features.get_or_insert_default();
         features.feature.insert(name.to_owned(), Feature { list: Some(list) });
+    }
+
+    /// The values of a feature; `None` if there is no such feature.
+    pub fn values(&self, name: &str) -> Option<Values<'_>> {
+        let feature = self.features.as_ref()?.feature.get(name)?;
+        Some(match &feature.list {
+            Some(List::Bytes(list)) => Values::Bytes(&list.value),
+            Some(List::Floats(list)) => Values::Floats(&list.value),
+            Some(List::Integers(list)) => Values::Integers(&list.value),
+            None => Values::Nothing,
+        })
+    }
+
+    /// The names of the features, in alphabetical order.
+    pub fn names(&self) -> Vec<&str> {
+        let features = self.features.as_ref().map(|features| &features.feature);
+        features.into_iter().flat_map(BTreeMap::keys).map(String::as_str).collect()
     }
 
     /// The integers of a feature, each of which fits in 32 bits.

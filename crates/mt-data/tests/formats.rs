@@ -1,0 +1,426 @@
+//! Files of records that `goldens/sources/generate.py` wrote, and what becomes of them.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use common::{check_resume, drain, length};
+use mt_data::{
+    Batch, Component, DataError, Dataset, DatasetOptions, Document, ExampleColumns, ExampleFormat,
+    OlmoSource, Packing, RecordFormat, Remainder, Source, TensorflowDataset, Tokenizer, TrainIterator,
+    arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
+};
+use proptest::prelude::*;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const ARRAYS: [&str; 4] = ["uncompressed", "brotli", "zstd", "snappy"];
+const TF: [&str; 3] = ["plain.tfrecord", "gzip.tfrecord", "zlib.tfrecord"];
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/sources").join(name)
+}
+
+fn expected() -> Value {
+    serde_json::from_str(&fs::read_to_string(golden("texts.json")).unwrap()).unwrap()
+}
+
+fn list<T: serde::de::DeserializeOwned>(value: &Value) -> Vec<T> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+fn unzip(from: &Path, to: &Path) {
+    let mut reader = flate2::read::GzDecoder::new(fs::File::open(from).unwrap());
+    std::io::copy(&mut reader, &mut fs::File::create(to).unwrap()).unwrap();
+}
+
+/// All files in one directory, ArrayRecord files decompressed.
+fn directory() -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(golden("")).unwrap() {
+        let from = entry.unwrap().path();
+        let name = from.file_name().unwrap().to_str().unwrap().to_owned();
+        match name.strip_suffix(".array_record.gz") {
+            Some(name) => unzip(&from, &directory.path().join(format!("{name}.array_record"))),
+            None if from.is_file() => _ = fs::copy(&from, directory.path().join(name)).unwrap(),
+            None => {
+                let to = directory.path().join(&name).join("poems/1.2.0");
+                fs::create_dir_all(&to).unwrap();
+                for entry in fs::read_dir(from.join("poems/1.2.0")).unwrap() {
+                    let from = entry.unwrap().path();
+                    let name = from.file_name().unwrap().to_str().unwrap();
+                    match name.strip_suffix(".gz") {
+                        Some(name) => unzip(&from, &to.join(name)),
+                        None => _ = fs::copy(&from, to.join(name)).unwrap(),
+                    }
+                }
+            }
+        }
+    }
+    directory
+}
+
+fn files(directory: &TempDir, name: &str) -> Vec<String> {
+    vec![directory.path().join(name).to_string_lossy().into_owned()]
+}
+
+/// Each file with its format.
+fn record_files() -> Vec<(String, ExampleFormat)> {
+    let arrays = ARRAYS.iter().map(|name| (format!("{name}.array_record"), ExampleFormat::ArrayRecord));
+    arrays.chain(TF.iter().map(|name| ((*name).to_owned(), ExampleFormat::TfRecord))).collect()
+}
+
+fn texts(source: &Source) -> Result<Vec<String>, DataError> {
+    Dataset::open(source)?.documents().collect()
+}
+
+#[test]
+fn texts_of_records_are_read() {
+    let (directory, expected) = (directory(), expected());
+    let texts_expected: Vec<String> = list(&expected["texts"]);
+    for (name, format) in record_files() {
+        let source = Source::Examples { files: files(&directory, &name), format, column: "text".into() };
+        assert_eq!(texts(&source).unwrap(), texts_expected, "{name}");
+        let columns = vec!["text".to_owned(), "score".to_owned(), "several".to_owned()];
+        let format = RecordFormat::Examples(format);
+        let records = Source::Records { files: files(&directory, &name), format, columns };
+        let third: Value = serde_json::from_str(&texts(&records).unwrap()[2]).unwrap();
+        assert_eq!(
+            third,
+            serde_json::json!({"text": texts_expected[2], "score": 0.5, "several": ["a", "b"]})
+        );
+    }
+    for name in ["datasets.jsonl", "zipped.jsonl"] {
+        let source = Source::JsonLines { files: files(&directory, name), column: "text".into() };
+        assert_eq!(texts(&source).unwrap(), texts_expected, "{name}");
+    }
+    for name in ["datasets.parquet", "pyarrow_zstd.parquet", "pyarrow_snappy.parquet", "pyarrow_none.parquet"]
+    {
+        let source = Source::Parquet { files: files(&directory, name), column: "text".into() };
+        assert_eq!(texts(&source).unwrap(), texts_expected, "{name}");
+    }
+}
+
+/// Sources of token ids, and whether they have segments.
+fn token_sources(directory: &TempDir) -> Vec<(Source, bool)> {
+    let source = |name: &str, format, column: &str| Source::Tokens {
+        files: files(directory, name),
+        format,
+        column: column.into(),
+    };
+    let of_records = record_files()
+        .into_iter()
+        .map(|(name, format)| (source(&name, RecordFormat::Examples(format), "ids"), true));
+    let parquet = RecordFormat::Parquet;
+    of_records
+        .chain([
+            (source("pyarrow_zstd.parquet", parquet, "ids"), true),
+            (source("pyarrow_none.parquet", parquet, "wide"), false),
+            (source("datasets.parquet", parquet, "ids"), false),
+            (source("datasets.jsonl", RecordFormat::JsonLines, "ids"), false),
+            (source("zipped.jsonl", RecordFormat::JsonLines, "ids"), false),
+        ])
+        .collect()
+}
+
+#[test]
+fn token_ids_are_read_with_their_segments() {
+    let (directory, expected) = (directory(), expected());
+    let (tokens, segments): (Vec<Vec<i32>>, Vec<Vec<i32>>) =
+        (list(&expected["tokens"]), list(&expected["segments"]));
+    for (source, has_segments) in token_sources(&directory) {
+        let dataset = Dataset::open(&source).unwrap();
+        assert!(!dataset.needs_tokenizer());
+        for index in 0..dataset.num_documents() {
+            let Document::Tokens(document) = dataset.document(index).unwrap() else { panic!("{source:?}") };
+            assert_eq!(document.tokens, tokens[index as usize], "{source:?}");
+            let of_row = if has_segments { segments[index as usize].clone() } else { Vec::new() };
+            assert_eq!(document.segments, of_row, "{source:?}");
+        }
+        assert_eq!(dataset.num_documents(), tokens.len() as u64);
+    }
+    // Rows are those of the files, and no position predicts the first token of the next document.
+    let (source, _) = token_sources(&directory).remove(0);
+    let options = DatasetOptions {
+        shuffle: false,
+        packing: Packing::Off,
+        num_epoch: Some(1),
+        remainder: Remainder::Pad,
+        ..DatasetOptions::training(source, 24, 1)
+    };
+    let batches = drain(&mut TrainIterator::open(options, None).unwrap(), 100);
+    let long = tokens.iter().position(|tokens| tokens.len() > 19).unwrap();
+    let (batch, tokens) = (&batches[long], &tokens[long]);
+    let used = tokens.len() - 1;
+    assert_eq!(batch.integers(INPUTS)[..used], tokens[..used]);
+    assert_eq!(batch.integers(TARGETS)[..used], tokens[1..]);
+    for (place, segment) in batch.integers(INPUTS_SEGMENTATION)[..used].iter().enumerate() {
+        assert_eq!(*segment as usize, 1 + place / 9);
+        assert_eq!(batch.integers(INPUTS_POSITION)[place] as usize, place % 9);
+        let target = if place % 9 == 8 { 0 } else { *segment };
+        assert_eq!(batch.integers(TARGETS_SEGMENTATION)[place], target, "{place}");
+    }
+    assert!(batch.integers(INPUTS_SEGMENTATION)[used..].iter().all(|segment| *segment == 0));
+}
+
+fn poems(directory: &TempDir, format: &str, split: &str, name: &str, column: &str) -> Source {
+    Source::TensorflowDataset(TensorflowDataset {
+        directory: directory.path().join(format!("tfds_{format}")),
+        name: name.into(),
+        split: split.into(),
+        content: ExampleColumns::Text(column.into()),
+    })
+}
+
+#[test]
+fn datasets_of_tfds_are_read_without_tensorflow() {
+    let (directory, expected) = (directory(), expected());
+    for (case, expected) in expected["splits"].as_object().unwrap() {
+        let (format, split) = case.split_once(' ').unwrap();
+        let expected: Vec<String> = list(expected);
+        for name in ["poems", "poems:1.2.0"] {
+            assert_eq!(texts(&poems(&directory, format, split, name, "text")).unwrap(), expected, "{case}");
+        }
+        let authors = texts(&poems(&directory, format, split, "poems", "about/author")).unwrap();
+        assert_eq!(authors.len(), expected.len());
+    }
+    let check = |name, split, column, fragment: &str| {
+        let error = texts(&poems(&directory, "tfrecord", split, name, column)).unwrap_err();
+        assert!(error.is_user_error() && error.to_string().contains(fragment), "{error}");
+    };
+    check("poems:1.0.0", "train", "text", "holds the versions `1.2.0`\nhint: ");
+    check("prose", "train", "text", "there is no directory");
+    check("poems", "test", "text", "it has no split `test`, but `train`, `validation`");
+    check("poems", "train[1:x]", "text", "`train[1:x]` is no split");
+    check(
+        "poems",
+        "train",
+        "body",
+        "features.json` has no column `body`; it has `about/author`, `ids`, `text`",
+    );
+    fs::remove_file(directory.path().join("tfds_tfrecord/poems/1.2.0/poems-train.tfrecord-00001-of-00002"))
+        .unwrap();
+    check("poems", "train", "text", "poems-train.tfrecord-00001-of-00002`: No such file");
+}
+
+fn olmo(directory: &TempDir, filters_repetitions: bool) -> Source {
+    let to = format!("{}/", directory.path().display());
+    Source::Olmo(OlmoSource {
+        index: directory.path().join("olmo.json"),
+        remap: Some(("gs://mix/".into(), to)),
+        length: 64,
+        filters_repetitions,
+    })
+}
+
+fn window_options(source: Source) -> DatasetOptions {
+    DatasetOptions {
+        packing: Packing::Off,
+        num_epoch: Some(1),
+        remainder: Remainder::Pad,
+        ..DatasetOptions::training(source, 64, 1)
+    }
+}
+
+#[test]
+fn windows_of_token_files_are_the_rows_of_maxtext() {
+    let (directory, expected) = (directory(), expected());
+    let windows: Vec<Vec<i32>> = list(&expected["olmo"]["windows"]);
+    let repeats: Vec<bool> = list(&expected["olmo"]["repeats"]);
+    for filters in [true, false] {
+        let options = DatasetOptions { shuffle: false, ..window_options(olmo(&directory, filters)) };
+        let batches = drain(&mut TrainIterator::open(options, None).unwrap(), 100);
+        assert_eq!(batches.len(), windows.len());
+        for ((batch, window), repeats) in batches.iter().zip(&windows).zip(&repeats) {
+            let shifted: Vec<i32> = window[1..].iter().copied().chain([0]).collect();
+            assert_eq!((batch.integers(INPUTS), batch.integers(TARGETS)), (&window[..], &shifted[..]));
+            assert_eq!(batch.integers(INPUTS_SEGMENTATION), [1; 64]);
+            let positions: Vec<i32> = (0..64).collect();
+            assert_eq!(batch.integers(INPUTS_POSITION), positions);
+            let is_masked = filters && *repeats;
+            let mut losses = [i32::from(!is_masked); 64];
+            losses[63] = 0;
+            assert_eq!(batch.integers(TARGETS_SEGMENTATION), losses);
+        }
+    }
+    let wrong = Source::Olmo(OlmoSource {
+        index: directory.path().join("olmo.json"),
+        remap: None,
+        length: 32,
+        filters_repetitions: true,
+    });
+    let error = Dataset::open(&wrong).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("windows of 64, but `max_target_length` is 32\nhint: use `max_target_length=64`"),
+        "{error}"
+    );
+    let bytes = fs::read(directory.path().join("olmo_1.npy")).unwrap();
+    fs::write(directory.path().join("olmo_1.npy"), &bytes[1..]).unwrap();
+    let error = Dataset::open(&olmo(&directory, true)).unwrap_err();
+    assert!(error.is_user_error() && error.to_string().contains("olmo_1.npy` has 533 bytes"), "{error}");
+}
+
+#[test]
+fn foreign_and_damaged_records_are_named() {
+    let directory = directory();
+    let check = |name: &str, format, column: &str, fragment: &str| {
+        let source = Source::Examples { files: files(&directory, name), format, column: column.into() };
+        let error = texts(&source).unwrap_err();
+        assert!(
+            error.is_user_error() && error.to_string().contains(fragment),
+            "`{fragment}` is not in: {error}"
+        );
+    };
+    let [array, tf] = [ExampleFormat::ArrayRecord, ExampleFormat::TfRecord];
+    check(
+        "zstd.array_record",
+        array,
+        "body",
+        "zstd.array_record`, record 0 has no column `body`; it has `ids`, `ids_segmentation`, `score`, `several`, `text`",
+    );
+    check("plain.tfrecord", tf, "ids", "record 0: column `ids` holds integers, not text\nhint: ");
+    check("plain.tfrecord", tf, "several", "column `several` holds 2 values, not one text");
+    check(
+        "zstd.array_record",
+        tf,
+        "text",
+        "record 0: the file does not begin with a record of a TFRecord file",
+    );
+    check("plain.tfrecord", array, "text", "is not an ArrayRecord file");
+    let mut bytes = fs::read(directory.path().join("plain.tfrecord")).unwrap();
+    bytes[3000] ^= 1;
+    fs::write(directory.path().join("plain.tfrecord"), &bytes).unwrap();
+    check("plain.tfrecord", tf, "text", "the checksum of its bytes differs\nhint: ");
+    let zipped = fs::read(directory.path().join("zipped.jsonl")).unwrap();
+    fs::write(directory.path().join("zipped.jsonl"), &zipped[..zipped.len() - 20]).unwrap();
+    let source = Source::JsonLines { files: files(&directory, "zipped.jsonl"), column: "text".into() };
+    let message = texts(&source).unwrap_err().to_string();
+    assert!(message.contains("zipped.jsonl` cannot be decompressed (gzip) behind byte"), "{message}");
+    let tokens = Source::Tokens {
+        files: files(&directory, "datasets.parquet"),
+        format: RecordFormat::Parquet,
+        column: "text".into(),
+    };
+    let message = texts(&tokens).unwrap_err().to_string();
+    assert!(
+        message.contains("column `text` holds single values of type BYTE_ARRAY, not lists of token ids"),
+        "{message}"
+    );
+}
+
+fn memory(name: &str, count: usize) -> Source {
+    let documents = (0..count).map(|n| format!("{name}{n} {}", "x".repeat(n * 7 % 23))).collect();
+    Source::Memory { name: name.into(), documents }
+}
+
+fn mixture(parts: &[(usize, f64, Option<u64>, Option<u64>)]) -> Source {
+    let component = |(number, (count, weight, epochs, max_examples)): (
+        usize,
+        &(usize, f64, Option<u64>, Option<u64>),
+    )| {
+        let name = char::from(b'a' + number as u8).to_string();
+        let (weight, epochs, max_examples) = (*weight, *epochs, *max_examples);
+        Component { source: memory(&name, *count), name, weight, epochs, max_examples }
+    };
+    Source::Mixture(parts.iter().enumerate().map(component).collect())
+}
+
+fn bytes() -> Option<Arc<Tokenizer>> {
+    Some(Arc::new(Tokenizer::bytes()))
+}
+
+/// The texts of documents in rows of one document each.
+fn documents(batches: &[Batch]) -> Vec<String> {
+    let row = |batch: &Batch, row: usize| {
+        let places = row * length(batch)..(row + 1) * length(batch);
+        let targets = places.filter(|place| batch.integers(INPUTS_SEGMENTATION)[*place] != 0);
+        let tokens: Vec<u32> = targets.map(|place| batch.integers(TARGETS)[place] as u32).collect();
+        Tokenizer::bytes().decode(&tokens, true).unwrap()
+    };
+    batches.iter().flat_map(|batch| (0..batch.rows).map(move |number| row(batch, number))).collect()
+}
+
+#[test]
+fn mixtures_draw_by_weight_and_end_with_a_source() {
+    let single = |source: Source, num_epoch| DatasetOptions {
+        packing: Packing::Off,
+        num_epoch,
+        ..DatasetOptions::training(source, 40, 1)
+    };
+    let source = mixture(&[(30, 3.0, None, None), (50, 1.0, None, None)]);
+    let batches = drain(&mut TrainIterator::open(single(source.clone(), Some(1)), bytes()).unwrap(), 1000);
+    let found = documents(&batches);
+    // 30 documents of `a` are three quarters.
+    let of = |name: char| found.iter().filter(|text| text.starts_with(name)).count();
+    assert_eq!((of('a'), of('b')), (30, 10), "{found:?}");
+    let distinct: std::collections::BTreeSet<_> = found.iter().collect();
+    assert_eq!(distinct.len(), found.len(), "each document comes once");
+    let drawn = Dataset::open(&source).unwrap().drawn(40);
+    let counts: Vec<_> =
+        drawn.iter().map(|drawn| (drawn.name.as_str(), drawn.share, drawn.examples)).collect();
+    assert_eq!(counts, [("a", 0.75, 30), ("b", 0.25, 10)]);
+
+    // Sources with limits leave, and the others go on.
+    let source = mixture(&[(5, 1.0, Some(2), None), (40, 1.0, None, Some(13)), (7, 2.0, Some(3), None)]);
+    let batches = drain(&mut TrainIterator::open(single(source, Some(1)), bytes()).unwrap(), 1000);
+    let found = documents(&batches);
+    let of = |name: char| found.iter().filter(|text| text.starts_with(name)).count();
+    assert_eq!((of('a'), of('b'), of('c')), (10, 13, 21));
+    let blank = Source::Memory { name: "blank".into(), documents: vec![String::new(); 9] };
+    let component = |name: &str| Component {
+        name: name.into(),
+        source: blank.clone(),
+        weight: 1.0,
+        epochs: None,
+        max_examples: None,
+    };
+    let blank = single(Source::Mixture(vec![component("a"), component("b")]), None);
+    let mut iterator = TrainIterator::open(blank, bytes()).unwrap();
+    let error = (0..100).find_map(|_| iterator.next().err()).unwrap();
+    assert!(matches!(error, DataError::NoTokens { .. }), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Batches after any stop, and on any number of hosts and threads, are those of the uninterrupted run on one.
+    #[test]
+    fn every_source_resumes_exactly_on_any_hosts(
+        parts in proptest::collection::vec((1usize..30, 1u32..9, proptest::option::of(1u64..3), proptest::option::of(1u64..20)), 1..4),
+        which in 0usize..14, packing in 0usize..4, epochs in proptest::option::of(1u64..3), seed in any::<u64>(),
+        hosts in 1usize..=7, threads in 1usize..=3, drops in any::<bool>(), max_segments in proptest::option::of(1usize..4),
+    ) {
+        let directory = directory();
+        let parts: Vec<_> = parts.iter().map(|(count, weight, epochs, cap)| (*count, f64::from(*weight), *epochs, *cap)).collect();
+        let mut sources: Vec<(Source, Option<Arc<Tokenizer>>)> =
+            token_sources(&directory).into_iter().map(|(source, _)| (source, None)).collect();
+        sources.push((olmo(&directory, true), None));
+        sources.push((mixture(&parts), bytes()));
+        let (source, tokenizer) = sources[which % sources.len()].clone();
+        let packing = [Packing::Off, Packing::ConcatThenSplit, Packing::FirstFit, Packing::BestFit][packing];
+        let options = DatasetOptions {
+            packing,
+            seed,
+            num_epoch: epochs,
+            drops_long_ends: Some(drops),
+            max_segments,
+            threads,
+            ..DatasetOptions::training(source, 13, 2 * hosts)
+        };
+        check_resume(&options, tokenizer.clone(), 5);
+        let whole = TrainIterator::open(options.clone(), tokenizer.clone()).unwrap().next();
+        let Ok(whole) = whole else { return Ok(()) };
+        for host_index in 0..hosts {
+            let options = DatasetOptions { num_hosts: hosts, host_index, threads: 1, ..options.clone() };
+            let own = TrainIterator::open(options, tokenizer.clone()).unwrap().next().unwrap();
+            for name in [INPUTS, TARGETS, TARGETS_SEGMENTATION, INPUTS_POSITION] {
+                let of_host = whole.as_ref().map(|batch| &batch.integers(name)[host_index * 2 * 13..(host_index + 1) * 2 * 13]);
+                prop_assert_eq!(own.as_ref().map(|batch| batch.integers(name)), of_host);
+            }
+        }
+    }
+}
