@@ -309,7 +309,7 @@ pub(crate) fn cell_of(dims: &[usize], number: usize) -> Vec<usize> {
     let mut rest = number.max(1);
     let mut factor = 2;
     while rest > 1 {
-        if rest % factor != 0 {
+        if !rest.is_multiple_of(factor) {
             factor += 1;
             continue;
         }
@@ -338,7 +338,7 @@ mod tests {
         ] {
             assert_eq!(cell_of(&dims, number), expected, "{dims:?} by {number}");
         }
-        assert_eq!(cells(&[5], &[2]), [vec![0..2], vec![2..4], vec![4..5]]);
+        assert_eq!(cells(&[5, 1], &[2, 1]), [[0..2, 0..1], [2..4, 0..1], [4..5, 0..1]]);
         assert_eq!(cells(&[], &[]), [Vec::new()]);
     }
 

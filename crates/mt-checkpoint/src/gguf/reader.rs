@@ -117,7 +117,7 @@ fn located(
     start: Option<u64>,
 ) -> Result<TensorInfo> {
     let row = dims.last().copied().unwrap_or(1) as u64;
-    if row % stored.block != 0 {
+    if !row.is_multiple_of(stored.block) {
         let reason =
             format!("tensor `{name}` has rows of {row} elements, which `{}` does not allow", stored.name);
         return Err(file.bad(reason, ""));

@@ -119,7 +119,7 @@ impl GgufWriter {
             return Err(invalid(name, "it was not announced"));
         };
         let offset = (first / slot.kind.block() * slot.kind.block_bytes()) as u64;
-        if first % slot.kind.block() != 0 || offset + bytes.len() as u64 > slot.bytes {
+        if !first.is_multiple_of(slot.kind.block()) || offset + bytes.len() as u64 > slot.bytes {
             return Err(invalid(name, "the elements do not lie within it"));
         }
         slot.written += bytes.len() as u64;
@@ -182,7 +182,8 @@ fn header(
     let (mut slots, mut offset) = (HashMap::new(), 0_u64);
     for tensor in tensors {
         let row = tensor.dims.last().copied().unwrap_or(1);
-        if tensor.dims.len() > MOST_DIMS || tensor.dims.is_empty() || row % tensor.kind.block() != 0 {
+        if tensor.dims.len() > MOST_DIMS || tensor.dims.is_empty() || !row.is_multiple_of(tensor.kind.block())
+        {
             return Err(invalid(&tensor.name, format!("GGUF has no tensors of {:?}", tensor.dims)));
         }
         encode_text(&tensor.name, &mut bytes);

@@ -66,7 +66,7 @@ pub fn write_gguf(
         let row = tensor.columns();
         let kind = if names::is_in_f32(&named.name, tensor.dims.len()) {
             GgufType::F32
-        } else if row % kind.block() != 0 {
+        } else if !row.is_multiple_of(kind.block()) {
             undivided.push(named.name.clone());
             GgufType::F32
         } else {
