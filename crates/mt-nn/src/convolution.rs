@@ -101,8 +101,8 @@ fn filtered<'t>(
             let summed = summed.iter().map(|own| own.name).filter(|name| !kernel.has_axis(name));
             let summed: Vec<&'static str> = summed.collect();
             let by_kernel = (0..taps).map(|tap| {
-                let term = term([columns, documents, segments], tap * dilation);
-                (term * cotangent).sum(&summed).unsqueeze(TAP)
+                let (column, is_same) = of_tap([columns, documents, segments], tap * dilation);
+                (column * is_same * cotangent).sum(&summed).unsqueeze(TAP)
             });
             let by_kernel: Vec<Tensor<'_>> = by_kernel.collect();
             let by_kernel = by_kernel[0].concatenate(&by_kernel[1..], TAP);
@@ -118,17 +118,21 @@ const NO_DOCUMENT: f64 = -1.0;
 #[track_caller]
 fn filter<'t>([columns, kernel, documents, segments]: [Tensor<'t>; 4], dilation: usize) -> Tensor<'t> {
     let taps = kernel.axis(TAP).size;
-    let terms =
-        (0..taps).map(|tap| term([columns, documents, segments], tap * dilation) * kernel.at(TAP, tap));
+    let terms = (0..taps).map(|tap| {
+        let (column, is_same) = of_tap([columns, documents, segments], tap * dilation);
+        let term = column * kernel.at(TAP, tap);
+        // The last tap is that of the token itself.
+        if tap + 1 == taps { term } else { term * is_same }
+    });
     terms.reduce(|sum, term| sum + term).expect("a kernel has a tap")
 }
 
-/// The columns from `start`, one for each token; zeros in place of those of other documents.
+/// The columns from `start`, one for each token, and whether they are of the token's document, as 0 or 1.
 #[track_caller]
-fn term<'t>([columns, documents, segments]: [Tensor<'t>; 3], start: usize) -> Tensor<'t> {
+fn of_tap<'t>([columns, documents, segments]: [Tensor<'t>; 3], start: usize) -> (Tensor<'t>, Tensor<'t>) {
     let of_tokens = |tensor: Tensor<'t>| tensor.slice(POSITION, start, start + segments.axis(POSITION).size);
     let is_same = of_tokens(documents).equals(segments);
-    of_tokens(columns).cast(DType::F32) * is_same.cast(DType::F32)
+    (of_tokens(columns).cast(DType::F32), is_same.cast(DType::F32))
 }
 
 /// The columns of a sequence behind those of `count` earlier tokens, and the segments of all of them. The earlier tokens
