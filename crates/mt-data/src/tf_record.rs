@@ -159,7 +159,7 @@ pub(crate) struct TfRecordWriter {
 
 enum Sink {
     Plain(BufWriter<File>),
-    Gzip(flate2::write::GzEncoder<BufWriter<File>>),
+    Gzip(Box<flate2::write::GzEncoder<BufWriter<File>>>),
 }
 
 impl TfRecordWriter {
@@ -171,7 +171,7 @@ impl TfRecordWriter {
         let file = BufWriter::new(File::create(path).map_err(DataError::io("create", path))?);
         let file = match compression {
             FileCompression::Gzip => {
-                Sink::Gzip(flate2::write::GzEncoder::new(file, flate2::Compression::default()))
+                Sink::Gzip(Box::new(flate2::write::GzEncoder::new(file, flate2::Compression::default())))
             }
             _ => Sink::Plain(file),
         };
@@ -198,7 +198,7 @@ impl TfRecordWriter {
         let finished = || -> io::Result<()> {
             let file = match self.file {
                 Sink::Plain(file) => file,
-                Sink::Gzip(file) => file.finish()?,
+                Sink::Gzip(file) => (*file).finish()?,
             };
             file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
         };

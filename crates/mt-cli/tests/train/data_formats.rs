@@ -98,7 +98,10 @@ fn mixtures_resume_exactly() {
     assert!((0.6..0.9).contains(&(examples(0) as f64 / (examples(0) + examples(1)) as f64)), "{stats}");
     assert!(fs::read_to_string(sandbox.path("lengths.svg")).unwrap().contains("<rect"));
     sandbox
-        .train("wrong", &["dataset_type=grain", "grain_train_files=a-*,x;b.array_record,1"])
+        .train(
+            "wrong",
+            &["dataset_type=grain", "grain_train_files=a-*,x;b.array_record,1", "eval_interval=-1"],
+        )
         .failed(2, &["the weight of `a-*` is `x`, which is no positive number", "hint: "]);
 }
 

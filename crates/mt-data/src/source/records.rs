@@ -122,7 +122,7 @@ impl ExampleDocuments {
         }
         identity.add(&content.identity(), 0, 0);
         let (groups, blocks) = groups(&files, &firsts);
-        let ranges = vec![0..firsts[firsts.len() - 1]];
+        let ranges = std::iter::once(0..firsts[firsts.len() - 1]).collect();
         let cache = Mutex::default();
         let documents =
             Self { paths, files, ranges, starts: vec![0], firsts, content, groups, blocks, cache };
@@ -163,7 +163,7 @@ impl ExampleDocuments {
 
     pub(super) fn order(&self, key: u64) -> Order {
         // Windows hold whole groups, of which documents of ranges may be a fraction.
-        let is_whole = self.ranges == [0..self.firsts[self.firsts.len() - 1]];
+        let is_whole = self.len() == self.firsts[self.firsts.len() - 1];
         match self.groups.is_empty() || !is_whole {
             true => Order::shuffled(self.len(), key),
             false => Order::Windowed(WindowedOrder::new(&self.blocks, WINDOW_BYTES, key)),
