@@ -16,7 +16,7 @@ use crate::{
     linear_attention::{
         LinearAttentionInputs, LinearAttentionOptions, MemoryUpdate, empty_memory, linear_attention,
     },
-    parts::parts,
+    slices::slices,
 };
 
 pub use crate::convolution::{CHANNEL, DepthwiseKernel, ONE, TAP};
@@ -184,13 +184,13 @@ impl<'t> GatedDelta<Tensor<'t>> {
             self.in_proj_qkvz.forward(x, &[EMBED]).split(PROJECTED, &[sizes.key_heads_axis(), per_head]);
         let projected = projected.constrain(&PROJECTION).named("query_proj");
         let [key, value] = [sizes.key, sizes.group * sizes.value];
-        let [mixed, gate] = parts(projected, PROJECTED, [2 * key + value, value]);
+        let [mixed, gate] = slices(projected, PROJECTED, [2 * key + value, value]);
         let convolution = Convolution { kernel: self.conv1d.by_head(sizes), bias: None, dilation: 1 };
         let convolved = convolve(mixed, &convolution, state.and_then(|state| state.window), segments);
         let of_values =
             |tensor: Tensor<'t>| tensor.split(PROJECTED, &[sizes.group_axis(), sizes.value_axis()]);
         let (write, log_decay) = self.rates(x, segments, sizes);
-        let [query, key, value] = parts(convolved.output, PROJECTED, [key, key, value]);
+        let [query, key, value] = slices(convolved.output, PROJECTED, [key, key, value]);
         let inputs = LinearAttentionInputs {
             query: query.rename(PROJECTED, HEAD_DIM),
             key: key.rename(PROJECTED, HEAD_DIM),
@@ -222,7 +222,8 @@ impl<'t> GatedDelta<Tensor<'t>> {
         let heads = sizes.key_heads_axis();
         let both = self.in_proj_ba.forward(x, &[EMBED]).split(RATES, &[heads, axis(RATES, 2 * sizes.group)]);
         let both = both.constrain(&PROJECTION).named("query_proj").cast(DType::F32);
-        let [write, decay] = parts(both, RATES, [sizes.group; 2]).map(|half| half.rename(RATES, VALUE_GROUP));
+        let [write, decay] =
+            slices(both, RATES, [sizes.group; 2]).map(|half| half.rename(RATES, VALUE_GROUP));
         let of_heads = |parameter: Tensor<'t>| {
             parameter.cast(DType::F32).split(VALUE_HEADS, &[heads, sizes.group_axis()])
         };

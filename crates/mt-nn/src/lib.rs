@@ -25,10 +25,10 @@ mod mlp;
 mod norm;
 mod order;
 mod param;
-mod parts;
 mod placement;
 mod position;
 mod rotary;
+mod slices;
 pub mod weight;
 
 pub use dropout::{Dropout, dropout};

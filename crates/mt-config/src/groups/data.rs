@@ -1,5 +1,7 @@
 //! Training data and tokenizers.
 
+mod sources;
+
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -225,134 +227,6 @@ impl DataGroup {
                     most.min(self.max_target_length.saturating_sub(1))
                 ),
             ));
-        }
-    }
-
-    /// Checks that the data of the run's type is named.
-    fn check_source(&self, config: &Config, problems: &mut Vec<Problem>) {
-        match self.dataset_type {
-            DatasetType::Synthetic => {}
-            DatasetType::Hf => self.check_files(config, problems),
-            DatasetType::Grain => {
-                if !self.is_mixture() && self.grain_train_files.is_none() && !self.is_recorded() {
-                    missing(
-                        config,
-                        problems,
-                        "grain_train_files",
-                        "name the files to train on, such as `grain_train_files='data/*.array_record'`, or use `dataset_type=synthetic`",
-                    );
-                }
-                if self.grain_train_files.is_some() && self.grain_train_mixture_config_path.is_some() {
-                    problems.push(Problem::inconsistent(
-                        format!(
-                            "{}, but {}",
-                            config.stated("grain_train_files"),
-                            config.stated("grain_train_mixture_config_path")
-                        ),
-                        "leave out one of both",
-                    ));
-                }
-            }
-            DatasetType::Tfds | DatasetType::C4Mlperf => match &self.dataset_path {
-                None if names_other_data(config) => missing(
-                    config,
-                    problems,
-                    "dataset_path",
-                    "name the type of the data: `dataset_type=hf`, `dataset_type=grain` or `dataset_type=olmo_grain`",
-                ),
-                None => {}
-                Some(path) if is_in_cloud(&path.to_string_lossy()) => {
-                    report(problems, not_built(config.entry("dataset_path"), features::CLOUD_STORAGE));
-                }
-                Some(_) => {}
-            },
-            DatasetType::OlmoGrain => {
-                if self.records().is_some() {
-                    missing(
-                        config,
-                        problems,
-                        "olmo_index_path",
-                        "token files hold no conversations; use `maxtext train`",
-                    );
-                }
-                if self.olmo_index_path.is_none() {
-                    missing(
-                        config,
-                        problems,
-                        "olmo_index_path",
-                        "name the index of the token files, such as `olmo_index_path=index.json`",
-                    );
-                }
-                if self.olmo_path_remap_from.is_some() != self.olmo_path_remap_to.is_some() {
-                    problems.push(Problem::inconsistent(
-                        format!(
-                            "{}, but {}",
-                            config.stated("olmo_path_remap_from"),
-                            config.stated("olmo_path_remap_to")
-                        ),
-                        "set both, or none",
-                    ));
-                }
-            }
-        }
-    }
-
-    /// Checks that files of `dataset_type=hf` are named.
-    fn check_files(&self, config: &Config, problems: &mut Vec<Problem>) {
-        if self.hf_path.is_none() {
-            missing(
-                config,
-                problems,
-                "hf_path",
-                "name the format of the files: `hf_path=text`, `hf_path=json` or `hf_path=parquet`; or use `dataset_type=synthetic`",
-            );
-        }
-        if !self.is_of_hub() && self.hf_train_files.is_none() && !self.is_made_here() && !self.is_recorded() {
-            missing(
-                config,
-                problems,
-                "hf_train_files",
-                "name the files to train on, such as `hf_train_files='data/*.txt'`, or use `dataset_type=synthetic`",
-            );
-        }
-        if self.is_of_hub() {
-            report(problems, not_built(config.entry("hf_path"), features::HUB_DATASETS));
-        }
-        // Local files have no splits.
-        let split = config.entry("train_split");
-        if split.key.asks(&split.value) {
-            report(problems, not_built(split, features::HUB_DATASETS));
-        }
-    }
-
-    /// Checks that data that is tokenized already has token ids.
-    fn check_tokens(&self, config: &Config, problems: &mut Vec<Problem>) {
-        for (key, tokenizes) in [
-            ("tokenize_train_data", self.tokenize_train_data),
-            ("tokenize_eval_data", self.tokenize_eval_data),
-        ] {
-            if tokenizes {
-                continue;
-            }
-            if let Some(records) = self.records() {
-                problems.push(Problem::inconsistent(
-                    format!(
-                        "{}, but {}, and records are text",
-                        config.stated(key),
-                        config.stated(records.key())
-                    ),
-                    format!("use `{key}=true`"),
-                ));
-            }
-            let is_text = |format| {
-                matches!(format, DataFormat::Text | DataFormat::Repository | DataFormat::Instructions)
-            };
-            if self.format().is_some_and(is_text) {
-                problems.push(Problem::inconsistent(
-                    format!("{}, but {}, which is text", config.stated(key), config.stated("hf_path")),
-                    format!("use `{key}=true`, or files with a column of token ids"),
-                ));
-            }
         }
     }
 
@@ -641,21 +515,6 @@ impl DataGroup {
     pub fn eval_global_batch(&self, num_devices: usize) -> Result<usize, ConfigError> {
         Ok(self.evaluation_batch(num_devices)?.number)
     }
-}
-
-/// Whether keys name data of another type than MaxText's default, which applies because no key names the type.
-fn names_other_data(config: &Config) -> bool {
-    let is_given = |key: &&str| config.entry(key).origin.is_by_hand();
-    !is_given(&"dataset_type")
-        && ["hf_path", "hf_train_files", "grain_train_files", "olmo_index_path"].iter().any(is_given)
-}
-
-/// Reports that the data of the run's type is not named by a key.
-fn missing(config: &Config, problems: &mut Vec<Problem>, key: &str, hint: &str) {
-    problems.push(Problem::inconsistent(
-        format!("{}, but {}", config.stated("dataset_type"), config.stated(key)),
-        hint,
-    ));
 }
 
 /// Reports two chat templates at once.

@@ -129,12 +129,8 @@ pub fn train(
     }
     directory.keep();
 
-    let around = Around {
-        run_directory: &directory.path,
-        schedule: &schedule,
-        position: position.as_ref(),
-        stop: &stop,
-    };
+    let (run_directory, position_before) = (&directory.path, position.as_ref());
+    let around = Around { run_directory, schedule: &schedule, position: position_before, stop: &stop };
     let Some(data) = start.precompute(&trainer, data, &around)? else {
         return Ok(directory.stopped(stop.received().unwrap_or_default()));
     };

@@ -2,18 +2,18 @@
 
 use mt_trace::Tensor;
 
-/// Cuts a tensor into parts along an axis that is not placed. The widths of the parts make up its size.
+/// Cuts a tensor into slices along an axis that is not placed. Their widths make up its size.
 ///
-/// The derivative concatenates those of the parts. That of a slice pads, and compilers make no vectors of loops that add
+/// The derivative concatenates those of the slices. That of one slice pads, and compilers make no vectors of loops that add
 /// padded tensors.
 #[track_caller]
-pub(crate) fn parts<'t, const N: usize>(
+pub(crate) fn slices<'t, const N: usize>(
     tensor: Tensor<'t>,
     axis: &'static str,
     widths: [usize; N],
 ) -> [Tensor<'t>; N] {
     tensor.region().custom_vjp(
-        "parts",
+        "slices",
         [tensor],
         [true],
         |_, [tensor]| cut(tensor, axis, widths),
@@ -26,8 +26,8 @@ pub(crate) fn parts<'t, const N: usize>(
 fn cut<'t, const N: usize>(tensor: Tensor<'t>, axis: &'static str, widths: [usize; N]) -> [Tensor<'t>; N] {
     let mut start = 0;
     widths.map(|width| {
-        let part = tensor.slice(axis, start, start + width);
+        let slice = tensor.slice(axis, start, start + width);
         start += width;
-        part
+        slice
     })
 }
