@@ -64,5 +64,5 @@ fn each_refused_key_alone_is_refused_or_noted() {
         }
     }
     assert!(silent.is_empty(), "neither refused nor noted: {}", silent.join(" "));
-    assert!(num_refused > 80 && num_noted > 100, "{num_refused} refused, {num_noted} noted");
+    assert!(num_refused > 40 && num_noted > 100, "{num_refused} refused, {num_noted} noted");
 }
