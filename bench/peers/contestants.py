@@ -240,7 +240,8 @@ class Arena:
             "enable_tensorboard": "false",
         }
         if job.kind in tuning.MODELS:
-            return self.trained(keys | tuning.keys(job.kind, self.files), metrics)
+            tokens = tuning.tokens_by_weight(job.kind)
+            return self.trained(keys | tuning.keys(job.kind, self.files), metrics, tokens)
         keys |= {
             "dataset_type": "hf",
             "hf_path": "text",
@@ -277,7 +278,7 @@ class Arena:
             }
         return self.trained(keys, metrics)
 
-    def trained(self, keys, metrics):
+    def trained(self, keys, metrics, tokens=1.0):
         outcome = Outcome()
 
         def read(line, seconds):
@@ -290,7 +291,7 @@ class Arena:
             if "perf/step_time_seconds" in record:
                 outcome.seconds.append(record["perf/step_time_seconds"])
                 outcome.losses.append(record["learning/loss"])
-                outcome.rates.append(record["learning/total_weights"] / record["perf/step_time_seconds"])
+                outcome.rates.append(tokens * record["learning/total_weights"] / record["perf/step_time_seconds"])
         return outcome
 
     def decode_ours(self, job, keys):

@@ -44,6 +44,13 @@ def rows(kind):
             yield {"prompt": words(10, 120), "completion": words(10, 360)}
 
 
+def tokens_by_weight(kind):
+    """The tokens with a loss for each unit of this program's weights, which are tokens, or pairs with this mean."""
+    if kind != "dpo":
+        return 1.0
+    return sum(len(row["chosen"]) + len(row["rejected"]) for row in rows(kind)) / ROWS
+
+
 def keys(kind, files):
     """The keys of this program."""
     common = {
