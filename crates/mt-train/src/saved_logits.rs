@@ -93,7 +93,7 @@ pub fn save_logits(
     train: &TrainOptions,
 ) -> Result<LogitsReport, TrainError> {
     check_number(options.top_k, settings.model.vocab_size)?;
-    let stop = StopSignal::listen()?;
+    let stop = StopSignal::listen(false)?;
     let observer = &train.observer;
     let (runtime, plan) = hardware(settings, observer)?;
     let Some(frozen) = plan.loss.frozen.first() else { return Err(TrainError::NoTeacher) };

@@ -18,6 +18,8 @@ use crate::TrainError;
 /// The signals by which people, Kubernetes and schedulers of clusters stop a run. SLURM sends the one that its option
 /// `--signal` names, usually SIGUSR1, some time before it sends SIGTERM.
 const SIGNALS: [i32; 4] = [SIGINT, SIGTERM, SIGUSR1, SIGUSR2];
+/// Those of a run that records stacks, which SIGUSR1 requests and SIGUSR2 takes.
+const SIGNALS_BESIDE_STACKS: [i32; 2] = [SIGINT, SIGTERM];
 
 /// Records signals, so that the run ends after the current step. A second SIGINT or SIGTERM ends the process at once.
 pub(crate) struct StopSignal {
@@ -28,10 +30,11 @@ pub(crate) struct StopSignal {
 
 impl StopSignal {
     /// Starts to listen.
-    pub fn listen() -> Result<Self, TrainError> {
+    pub fn listen(records_stacks: bool) -> Result<Self, TrainError> {
+        let names: &[i32] = if records_stacks { &SIGNALS_BESIDE_STACKS } else { &SIGNALS };
         let received = Arc::new(AtomicUsize::new(0));
         let failed = TrainError::io("listen to", "signals");
-        for signal in SIGNALS {
+        for signal in names.iter().copied() {
             let second = Arc::new(AtomicBool::new(false));
             let register = || {
                 if [SIGINT, SIGTERM].contains(&signal) {
@@ -44,7 +47,7 @@ impl StopSignal {
             register().map_err(TrainError::io("listen to", "signals"))?;
         }
         let arrived = Arc::new(OnceLock::new());
-        let mut signals = Signals::new(SIGNALS).map_err(failed)?;
+        let mut signals = Signals::new(names).map_err(failed)?;
         let (listener, first) = (signals.handle(), Arc::clone(&arrived));
         std::thread::Builder::new()
             .name("signals".to_owned())

@@ -92,7 +92,7 @@ pub fn train(
     options: &TrainOptions,
 ) -> Result<TrainReport, TrainError> {
     // Signals must not be lost during the long compilation.
-    let stop = StopSignal::listen()?;
+    let stop = StopSignal::listen(settings.monitor.stack_interval().is_some())?;
     let mut monitor = Monitor::new(&settings.monitor, &options.observer, system_clock());
     let (runtime, plan) = hardware(settings, &options.observer)?;
     // Tracing finds errors of the model and its placement before the run's directory is created.
