@@ -7,11 +7,8 @@ use std::{
 };
 
 use mt_data::{Batch, BatchSource, DataError, Position};
-use serde::{Deserialize, Serialize};
 
-use crate::{BatchRules, RlError, Rollout, RolloutBatch, RowShape};
-
-const VERSION: u32 = 1;
+use crate::{BatchRules, RlError, Rollout, RolloutBatch, RowShape, position::StepPosition};
 
 /// A file of rollouts, whose lines are read on request.
 pub struct RolloutFile {
@@ -113,14 +110,6 @@ pub struct RecordedRollouts {
     current: Option<(u64, RolloutBatch)>,
 }
 
-/// A position in recorded rollouts.
-#[derive(Serialize, Deserialize)]
-struct StepPosition {
-    version: u32,
-    step: u64,
-    fingerprint: String,
-}
-
 impl RecordedRollouts {
     /// Opens a file.
     ///
@@ -207,24 +196,11 @@ impl BatchSource for RecordedRollouts {
     }
 
     fn position(&self) -> Position {
-        let position = StepPosition { version: VERSION, step: self.step, fingerprint: self.fingerprint() };
-        serde_json::to_value(position).expect("numbers and strings are representable in JSON")
+        StepPosition::stored(self.step, self.fingerprint())
     }
 
     fn seek(&mut self, position: &Position) -> Result<(), DataError> {
-        let damaged = |reason: String| DataError::StateDamaged { reason };
-        let before: StepPosition =
-            serde_json::from_value(position.clone()).map_err(|error| damaged(error.to_string()))?;
-        if before.version != VERSION {
-            let version = before.version;
-            return Err(damaged(format!("its version is {version}, and this program reads {VERSION}")));
-        }
-        let now = self.fingerprint();
-        if before.fingerprint != now {
-            let property = "the recorded rollouts".to_owned();
-            return Err(DataError::StateMismatch { property, then: before.fingerprint, now });
-        }
-        self.step = before.step;
+        self.step = StepPosition::step(position, self.fingerprint(), "the recorded rollouts")?;
         Ok(())
     }
 }

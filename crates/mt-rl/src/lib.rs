@@ -11,6 +11,7 @@ mod error;
 mod file;
 mod log;
 pub mod math;
+mod position;
 mod prompts;
 pub mod rewards;
 mod rollout;

@@ -6,18 +6,15 @@ use mt_data::{
     Batch, BatchSource, ChatTemplate, DataError, Dataset, NamedArray, Permutation, Position, Tokenizer,
 };
 use mt_shape::{DType, HostArray};
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::{RlError, seeds::key};
+use crate::{RlError, position::StepPosition, seeds::key};
 
 /// The array of the numbers of a batch's prompts: `i32[prompts]`.
 pub const PROMPTS: &str = "prompts";
 
 /// The mark before the final answer in the answers of GSM8K.
 const FINAL: &str = "####";
-
-const VERSION: u32 = 1;
 
 /// How records become prompts.
 pub struct PromptForm<'a> {
@@ -167,14 +164,6 @@ pub struct PromptSource {
     step: u64,
 }
 
-/// A position among prompts.
-#[derive(Serialize, Deserialize)]
-struct StepPosition {
-    version: u32,
-    step: u64,
-    fingerprint: String,
-}
-
 impl PromptSource {
     /// The prompts of a set from the first step on.
     ///
@@ -235,24 +224,11 @@ impl BatchSource for PromptSource {
     }
 
     fn position(&self) -> Position {
-        let position = StepPosition { version: VERSION, step: self.step, fingerprint: self.fingerprint() };
-        serde_json::to_value(position).expect("numbers and strings are representable in JSON")
+        StepPosition::stored(self.step, self.fingerprint())
     }
 
     fn seek(&mut self, position: &Position) -> Result<(), DataError> {
-        let damaged = |reason: String| DataError::StateDamaged { reason };
-        let before: StepPosition =
-            serde_json::from_value(position.clone()).map_err(|error| damaged(error.to_string()))?;
-        if before.version != VERSION {
-            let version = before.version;
-            return Err(damaged(format!("its version is {version}, and this program reads {VERSION}")));
-        }
-        let now = self.fingerprint();
-        if before.fingerprint != now {
-            let property = "the list of prompts".to_owned();
-            return Err(DataError::StateMismatch { property, then: before.fingerprint, now });
-        }
-        self.step = before.step;
+        self.step = StepPosition::step(position, self.fingerprint(), "the list of prompts")?;
         Ok(())
     }
 }

@@ -276,14 +276,7 @@ impl LossRule {
         batch: &BatchTensors<'t>,
     ) -> NamedTensors<'t> {
         let frozen_specs = self.frozen_specs();
-        let trained = BoundModel {
-            model: &*self.model,
-            specs,
-            parameters: &models.trained,
-            usage: self.usage,
-            dropout: None,
-            is_differentiated: false,
-        };
+        let trained = self.without_gradients(&*self.model, specs, &models.trained);
         let models = Models { trained, frozen: self.bind_frozen(&frozen_specs, &models.frozen) };
         self.objective.evaluate(&models, batch)
     }
@@ -299,14 +292,7 @@ impl LossRule {
         batch: &BatchTensors<'t>,
     ) -> Tensor<'t> {
         let frozen_specs = self.frozen_specs();
-        let trained = BoundModel {
-            model: &*self.model,
-            specs,
-            parameters: &models.trained,
-            usage: self.usage,
-            dropout: None,
-            is_differentiated: false,
-        };
+        let trained = self.without_gradients(&*self.model, specs, &models.trained);
         let models = Models { trained, frozen: self.bind_frozen(&frozen_specs, &models.frozen) };
         self.objective.scores(&models, batch).expect("the objective scores answers")
     }
@@ -327,14 +313,17 @@ impl LossRule {
         specs: &'a [(Path, ParamSpec)],
         parameters: &'a [Tensor<'t>],
     ) -> BoundModel<'a, 't> {
-        BoundModel {
-            model: model.model(&*self.model),
-            specs,
-            parameters,
-            usage: self.usage,
-            dropout: None,
-            is_differentiated: false,
-        }
+        self.without_gradients(model.model(&*self.model), specs, parameters)
+    }
+
+    /// A model with these parameters, of which no gradients are taken.
+    fn without_gradients<'a, 't>(
+        &'a self,
+        model: &'a dyn Model,
+        specs: &'a [(Path, ParamSpec)],
+        parameters: &'a [Tensor<'t>],
+    ) -> BoundModel<'a, 't> {
+        BoundModel { model, specs, parameters, usage: self.usage, dropout: None, is_differentiated: false }
     }
 
     fn frozen_specs(&self) -> Vec<Vec<(Path, ParamSpec)>> {

@@ -33,8 +33,8 @@ pub use mixture::{Component, Drawn, MixtureEntry};
 use olmo::OlmoDocuments;
 pub use olmo::OlmoSource;
 pub(crate) use order::Order;
-use parquet::{ParquetDocuments, RowContent};
-use records::{ExampleContent, ExampleDocuments};
+use parquet::ParquetDocuments;
+use records::ExampleDocuments;
 use text::{FileDocuments, LineContent, LineDocuments};
 pub(crate) use visits::Visits;
 
@@ -107,23 +107,25 @@ pub struct TensorflowDataset {
     pub content: ExampleColumns,
 }
 
-/// The features of records that are documents.
+/// The columns of records that are documents: the features of examples, or columns of tables, where `a.b` is the field `b`
+/// of the group `a`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExampleColumns {
-    /// The text of a feature.
+    /// The text of a column.
     Text(String),
-    /// The token ids of a feature.
+    /// The token ids of a column, with the segments and positions of columns whose names begin with its name.
     Tokens(String),
-    /// A record of these features.
+    /// These columns as a JSON object; for examples, all without any.
     Record(Vec<String>),
 }
 
 impl ExampleColumns {
-    fn content(&self) -> ExampleContent {
-        match self.clone() {
-            Self::Text(column) => ExampleContent::Text(column),
-            Self::Tokens(column) => ExampleContent::Tokens(column),
-            Self::Record(columns) => ExampleContent::Record(columns),
+    /// The text that distinguishes datasets of the same files.
+    fn identity(&self) -> String {
+        match self {
+            Self::Text(column) => column.clone(),
+            Self::Record(columns) => columns.join(","),
+            Self::Tokens(column) => format!("tokens {column}"),
         }
     }
 
@@ -487,15 +489,10 @@ fn records(
             Documents::Lines(LineDocuments::open(paths, content, identity, (watch, skips))?)
         }
         RecordFormat::Parquet => {
-            let content = match columns.clone() {
-                ExampleColumns::Text(column) => RowContent::Text(column),
-                ExampleColumns::Tokens(column) => RowContent::Tokens(column),
-                ExampleColumns::Record(columns) => RowContent::Record(columns),
-            };
-            Documents::Parquet(ParquetDocuments::open(paths, content, identity, skips)?)
+            Documents::Parquet(ParquetDocuments::open(paths, columns.clone(), identity, skips)?)
         }
         RecordFormat::Examples(format) => {
-            Documents::examples(paths, format, columns.content(), identity, (watch, skips))?
+            Documents::examples(paths, format, columns.clone(), identity, (watch, skips))?
         }
     };
     Ok((files::quoted(files), documents))
@@ -505,7 +502,7 @@ impl Documents {
     fn examples(
         paths: Vec<PathBuf>,
         format: ExampleFormat,
-        content: ExampleContent,
+        content: ExampleColumns,
         identity: &mut Identity,
         opening: (Watch<'_>, bool),
     ) -> Result<Self> {
@@ -520,13 +517,8 @@ impl Documents {
     ) -> Result<Self> {
         let TensorflowDataset { directory, name, split, content } = dataset;
         let shards = tensorflow_datasets::open(directory, name, split, &content.names())?;
-        let opened = ExampleDocuments::open(
-            shards.files.clone(),
-            shards.format,
-            content.content(),
-            identity,
-            opening,
-        )?;
+        let opened =
+            ExampleDocuments::open(shards.files.clone(), shards.format, content.clone(), identity, opening)?;
         for ((found, stated), path) in opened.lengths().iter().zip(&shards.lengths).zip(&shards.files) {
             if found != stated {
                 return Err(DataError::Options(format!(

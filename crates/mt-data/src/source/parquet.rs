@@ -16,7 +16,7 @@ use super::guard::guarded;
 use super::lists::{self, Lists, token_leaves};
 use super::order::{Block, Order, WindowedOrder};
 use super::row::{POSITION, SEGMENTATION, TokenRow};
-use super::{Document, Identity};
+use super::{Document, ExampleColumns, Identity};
 use crate::error::{DataError, Result};
 use crate::files;
 
@@ -29,32 +29,10 @@ const FINGERPRINT_BYTES: u64 = 256 << 10;
 /// Columns that records hold if the file has them: the tools of a conversation.
 const OPTIONAL_COLUMNS: [&str; 1] = ["tools"];
 
-/// The columns of a row that are its document.
-#[derive(Debug)]
-pub(super) enum RowContent {
-    /// The text in a string column, where `a.b` is the field `b` of the group `a`.
-    Text(String),
-    /// These columns as a JSON object, and those of [`OPTIONAL_COLUMNS`] that exist.
-    Record(Vec<String>),
-    /// The token ids in a list column, with the segments and positions in columns whose names begin with its name.
-    Tokens(String),
-}
-
-impl RowContent {
-    /// The text that distinguishes datasets of the same files.
-    fn identity(&self) -> String {
-        match self {
-            Self::Text(column) => column.clone(),
-            Self::Record(columns) => columns.join(","),
-            Self::Tokens(column) => format!("tokens {column}"),
-        }
-    }
-}
-
 /// Parquet files with one document per row. Row groups are decoded on demand and cached.
 #[derive(Debug)]
 pub(super) struct ParquetDocuments {
-    content: RowContent,
+    content: ExampleColumns,
     paths: Vec<PathBuf>,
     groups: Vec<Group>,
     blocks: Vec<Block>,
@@ -113,12 +91,12 @@ impl Texts {
 impl ParquetDocuments {
     /// Whether documents are token ids.
     pub(super) fn holds_tokens(&self) -> bool {
-        matches!(self.content, RowContent::Tokens(_))
+        matches!(self.content, ExampleColumns::Tokens(_))
     }
 
     pub(super) fn open(
         paths: Vec<PathBuf>,
-        content: RowContent,
+        content: ExampleColumns,
         identity: &mut Identity,
         skips: bool,
     ) -> Result<Self> {
@@ -130,9 +108,9 @@ impl ParquetDocuments {
             let metadata = reader.metadata();
             let schema = metadata.file_metadata().schema_descr();
             let number = match &content {
-                RowContent::Text(column) => Some(find_column(path, schema, column)?),
-                RowContent::Record(columns) => projection(path, schema, columns).map(|_| None)?,
-                RowContent::Tokens(column) => token_leaves(path, schema, column).map(|_| None)?,
+                ExampleColumns::Text(column) => Some(find_column(path, schema, column)?),
+                ExampleColumns::Record(columns) => projection(path, schema, columns).map(|_| None)?,
+                ExampleColumns::Tokens(column) => token_leaves(path, schema, column).map(|_| None)?,
             };
             let text_path = number.map(|number| schema.column(number).path().string());
             for (index, group) in metadata.row_groups().iter().enumerate() {
@@ -149,9 +127,9 @@ impl ParquetDocuments {
                     return Err(invalid("another number of values than of rows"));
                 }
                 let is_read = |leaf: &ColumnChunkMetaData| match &content {
-                    RowContent::Text(_) => Some(leaf.column_path().string()) == text_path,
-                    RowContent::Record(columns) => is_projected(leaf.column_path(), columns),
-                    RowContent::Tokens(column) => {
+                    ExampleColumns::Text(_) => Some(leaf.column_path().string()) == text_path,
+                    ExampleColumns::Record(columns) => is_projected(leaf.column_path(), columns),
+                    ExampleColumns::Tokens(column) => {
                         let root = leaf.column_path().parts().first();
                         root.and_then(|root| root.strip_prefix(column.as_str()))
                             .is_some_and(|rest| ["", SEGMENTATION, POSITION].contains(&rest))
@@ -231,8 +209,8 @@ impl ParquetDocuments {
     fn broken(&self, which: usize, reason: &str) -> DataError {
         let Group { file, index, .. } = self.groups[which];
         let reason = match &self.content {
-            RowContent::Text(column) => format!("row group {index}, column `{column}`: {reason}"),
-            RowContent::Record(_) | RowContent::Tokens(_) => format!("row group {index}: {reason}"),
+            ExampleColumns::Text(column) => format!("row group {index}, column `{column}`: {reason}"),
+            ExampleColumns::Record(_) | ExampleColumns::Tokens(_) => format!("row group {index}: {reason}"),
         };
         DataError::Parquet { path: self.paths[file].clone(), reason }
     }
@@ -246,11 +224,13 @@ impl ParquetDocuments {
         }
         let group = reader.get_row_group(index).map_err(|error| self.broken(which, &reason(&error)))?;
         match (&self.content, column) {
-            (RowContent::Record(columns), _) => {
+            (ExampleColumns::Record(columns), _) => {
                 self.decode_records(which, &reader, &*group, columns).map(Rows::Texts)
             }
-            (RowContent::Text(_), Some(column)) => self.decode_texts(which, &*group, column).map(Rows::Texts),
-            (RowContent::Tokens(column), _) => {
+            (ExampleColumns::Text(_), Some(column)) => {
+                self.decode_texts(which, &*group, column).map(Rows::Texts)
+            }
+            (ExampleColumns::Tokens(column), _) => {
                 let schema = reader.metadata().file_metadata().schema_descr();
                 let leaves = token_leaves(&self.paths[file], schema, column)?;
                 let mut rows = [(); 3].map(|()| Lists::default());
@@ -262,7 +242,7 @@ impl ParquetDocuments {
                 }
                 Ok(Rows::Tokens(rows))
             }
-            (RowContent::Text(_), None) => Err(changed()),
+            (ExampleColumns::Text(_), None) => Err(changed()),
         }
     }
 

@@ -13,7 +13,7 @@ use super::order::{Block, Order, WindowedOrder};
 use super::parquet::WINDOW_BYTES;
 use super::row::{POSITION, SEGMENTATION, TokenRow};
 use super::text::MAX_OPEN_FILES;
-use super::{Document, ExampleFormat, Identity};
+use super::{Document, ExampleColumns, ExampleFormat, Identity};
 use crate::error::{DataError, Result};
 use crate::example::{Example, Values};
 use crate::files;
@@ -23,27 +23,6 @@ use crate::watch::{Task, Watch};
 
 /// The bytes at each end of an ArrayRecord file that are part of the fingerprint.
 const FINGERPRINT_BYTES: u64 = 256 << 10;
-
-/// The features of a record that are its document.
-#[derive(Debug)]
-pub(super) enum ExampleContent {
-    /// The text of a feature.
-    Text(String),
-    /// These features as a JSON object; without any, all.
-    Record(Vec<String>),
-    /// The token ids of a feature, with the segments and positions of features whose names begin with its name.
-    Tokens(String),
-}
-
-impl ExampleContent {
-    fn identity(&self) -> String {
-        match self {
-            Self::Text(column) => column.clone(),
-            Self::Record(columns) => columns.join(","),
-            Self::Tokens(column) => format!("tokens {column}"),
-        }
-    }
-}
 
 #[derive(Debug)]
 enum File {
@@ -71,7 +50,7 @@ pub(super) struct ExampleDocuments {
     starts: Vec<u64>,
     /// The number of each file's first record, followed by the number of all records.
     firsts: Vec<u64>,
-    content: ExampleContent,
+    content: ExampleColumns,
     /// Groups of records that are decoded together, with their files and numbers; empty if each record is a group.
     groups: Vec<(usize, usize)>,
     blocks: Vec<Block>,
@@ -82,13 +61,13 @@ pub(super) struct ExampleDocuments {
 impl ExampleDocuments {
     /// Whether documents are token ids.
     pub(super) fn holds_tokens(&self) -> bool {
-        matches!(self.content, ExampleContent::Tokens(_))
+        matches!(self.content, ExampleColumns::Tokens(_))
     }
 
     pub(super) fn open(
         paths: Vec<PathBuf>,
         format: ExampleFormat,
-        content: ExampleContent,
+        content: ExampleColumns,
         identity: &mut Identity,
         (watch, skips): (Watch<'_>, bool),
     ) -> Result<Self> {
@@ -258,7 +237,7 @@ impl ExampleDocuments {
             expected,
         };
         match &self.content {
-            ExampleContent::Text(column) => match example.values(column).ok_or_else(|| missing(column))? {
+            ExampleColumns::Text(column) => match example.values(column).ok_or_else(|| missing(column))? {
                 Values::Bytes([text]) => match std::str::from_utf8(text) {
                     Ok(text) => Ok(Document::Text(text.to_owned())),
                     Err(error) => {
@@ -271,7 +250,7 @@ impl ExampleDocuments {
                 Values::Integers(_) => Err(wrong(column, "integers".into(), "text")),
                 Values::Floats(_) => Err(wrong(column, "floating-point numbers".into(), "text")),
             },
-            ExampleContent::Record(columns) => {
+            ExampleColumns::Record(columns) => {
                 if let Some(column) = columns.iter().find(|column| example.values(column).is_none()) {
                     return Err(missing(column));
                 }
@@ -280,7 +259,7 @@ impl ExampleDocuments {
                         .map_err(|column| wrong(&column, "bytes that are not UTF-8".into(), "text"))?,
                 ))
             }
-            ExampleContent::Tokens(column) => {
+            ExampleColumns::Tokens(column) => {
                 let list = |name: &str| match example.values(name) {
                     None | Some(Values::Nothing) => Ok(None),
                     Some(Values::Integers(values)) => {
