@@ -161,7 +161,7 @@ fn check_restoring(format: StorageFormat) {
     std::fs::write(&description, serde_json::to_string(&expected).unwrap()).unwrap();
     let kinds = [if format.ocdbt { "ocdbt" } else { "plain" }, if format.zarr3 { "zarr3" } else { "zarr2" }];
     let arguments = [checkpoints.as_path(), &description, Path::new(kinds[0]), Path::new(kinds[1])];
-    let output = python(ORBAX, "restore_with_orbax.py", &arguments);
+    let output = python(&ORBAX, "restore_with_orbax.py", &arguments);
     assert!(output.contains(&format!("{} arrays agree", expected.len())), "{output}");
     println!("{output}");
 }
@@ -169,7 +169,7 @@ fn check_restoring(format: StorageFormat) {
 #[test]
 fn we_read_checkpoints_that_orbax_wrote() {
     let directory = tempfile::tempdir().unwrap();
-    let output = python(ORBAX, "write_with_orbax.py", &[directory.path()]);
+    let output = python(&ORBAX, "write_with_orbax.py", &[directory.path()]);
     println!("{output}");
     let contents = std::fs::read(directory.path().join("expected.json")).unwrap();
     let expected: BTreeMap<String, Described> = serde_json::from_slice(&contents).unwrap();
@@ -221,7 +221,7 @@ fn we_read_every_layout_of_orbax() {
     const NUM_TREES: usize = 30;
     let directory = tempfile::tempdir().unwrap();
     let number = NUM_TREES.to_string();
-    println!("{}", python(ORBAX, "trees.py", &[directory.path(), Path::new(&number)]));
+    println!("{}", python(&ORBAX, "trees.py", &[directory.path(), Path::new(&number)]));
     let mut num_read = 0;
     for tree in 0..NUM_TREES {
         let directory = directory.path().join(tree.to_string());

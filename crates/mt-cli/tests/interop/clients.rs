@@ -9,23 +9,20 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{python, server::Server};
+use crate::{
+    python::{self, Environment},
+    server::Server,
+    transformers::TRANSFORMERS,
+};
 
-const LM_EVAL: &[&str] = &[
-    "lm-eval[api]==0.4.13",
-    "transformers==5.23.0",
-    "torch==2.15.0",
-    "accelerate==1.15.0",
-    "safetensors==0.8.0",
-    "numpy==2.4.6",
-];
-const GUIDELLM: &[&str] = &["guidellm==0.8.1", "transformers==5.23.0", "torch==2.15.0"];
-const AIPERF: &[&str] = &["aiperf==0.13.0", "transformers==5.23.0"];
+const LM_EVAL: Environment = Environment { packages: &["lm-eval[api]==0.4.13"], base: Some(&TRANSFORMERS) };
+const GUIDELLM: Environment = Environment { packages: &["guidellm==0.8.1"], base: Some(&TRANSFORMERS) };
+const AIPERF: Environment = Environment { packages: &["aiperf==0.13.0", "transformers==5.23.0"], base: None };
 
 /// Serves a Llama of random weights. A file has the server's URL.
 fn start(directory: &Path) -> (Server, PathBuf, PathBuf) {
     let model = directory.join("tiny");
-    python::python(LM_EVAL, "tiny_model.py", &[&model]);
+    python::python(&TRANSFORMERS, "tiny_model.py", &[&model]);
     let server = Server::start(
         Command::new(env!("CARGO_BIN_EXE_maxtext"))
             .args(["serve", "dtype=float32", "max_target_length=512", "max_prefill_predict_length=511"])
@@ -41,18 +38,18 @@ fn start(directory: &Path) -> (Server, PathBuf, PathBuf) {
 fn lm_eval_finds_the_scores_of_transformers() {
     let directory = tempfile::tempdir().unwrap();
     let (server, url, model) = start(directory.path());
-    let found = python::python(LM_EVAL, "lm_eval_tasks.py", &[&url, &model, directory.path()]);
+    let found = python::python(&LM_EVAL, "lm_eval_tasks.py", &[&url, &model, directory.path()]);
     let found: Value = serde_json::from_str(found.lines().next_back().unwrap()).unwrap();
     // The answers differ from each other, so that their equality says something.
     assert!(found["texts"].as_u64().unwrap() >= 8, "{found}");
     server.end();
 }
 
-fn measure(program: &str, packages: &[&str]) {
+fn measure(program: &str, environment: &Environment) {
     let directory = tempfile::tempdir().unwrap();
     let (server, url, model) = start(directory.path());
     let arguments = [Path::new(program), &url, &model, directory.path()];
-    let found = python::python(packages, "load_generators.py", &arguments);
+    let found = python::python(environment, "load_generators.py", &arguments);
     let found: Value = serde_json::from_str(found.lines().next_back().unwrap()).unwrap();
     assert!(found.as_object().unwrap().len() >= 6, "{found}");
     server.end();
@@ -60,10 +57,10 @@ fn measure(program: &str, packages: &[&str]) {
 
 #[test]
 fn guidellm_measures_the_server() {
-    measure("guidellm", GUIDELLM);
+    measure("guidellm", &GUIDELLM);
 }
 
 #[test]
 fn aiperf_measures_the_server() {
-    measure("aiperf", AIPERF);
+    measure("aiperf", &AIPERF);
 }

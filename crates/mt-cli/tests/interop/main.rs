@@ -79,7 +79,7 @@ fn parameters(scan: bool) -> BTreeMap<String, Vec<usize>> {
 fn restored(directory: &Path, keys: &[&str]) -> (Checkpoint, BTreeMap<String, Vec<usize>>) {
     train(directory, "run", keys);
     let checkpoints = directory.join("run/checkpoints");
-    let restored = python::python(python::ORBAX, "restore_run.py", &[&checkpoints]);
+    let restored = python::python(&python::ORBAX, "restore_run.py", &[&checkpoints]);
     let restored: BTreeMap<String, Value> = serde_json::from_str(&restored).unwrap();
     let ours = Checkpoint::open(&checkpoints, 2).unwrap();
     let entries = ours.entries();

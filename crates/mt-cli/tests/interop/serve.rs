@@ -8,9 +8,12 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{python, server::Server};
+use crate::{
+    python::{self, Environment},
+    server::Server,
+};
 
-const CLIENTS: &[&str] = &["openai==3.57.0", "anthropic==2.14.0"];
+const CLIENTS: Environment = Environment { packages: &["openai==3.57.0", "anthropic==2.14.0"], base: None };
 
 /// Marks turns as Qwen does, with tool calls in its form.
 const TEMPLATE: &str = "{% if tools %}<tools>{{ tools | tojson }}</tools><tool_call>{% endif %}\
@@ -40,7 +43,7 @@ fn start(directory: &Path) -> (Server, PathBuf) {
 fn clients_of_openai_and_anthropic_are_served() {
     let directory = tempfile::tempdir().unwrap();
     let (server, url) = start(directory.path());
-    let found = python::python(CLIENTS, "serve_clients.py", &[&url]);
+    let found = python::python(&CLIENTS, "serve_clients.py", &[&url]);
     let found: Value = serde_json::from_str(&found).unwrap();
     assert_eq!(found["model"], "run");
     let (status, refused) = server.post("/v1/completions", &json!({ "prompt": "a" }));
@@ -69,7 +72,7 @@ fn the_chat_page_works_in_a_browser() {
     let directory = tempfile::tempdir().unwrap();
     let (server, url) = start(directory.path());
     let pictures = std::env::var_os("SCREENSHOTS").map_or_else(|| directory.path().to_owned(), PathBuf::from);
-    let found = python::python(CLIENTS, "serve_page.py", &[&url, &pictures]);
+    let found = python::python(&CLIENTS, "serve_page.py", &[&url, &pictures]);
     let found: Value = serde_json::from_str(&found).unwrap();
     assert!(found["note"].as_str().unwrap().contains("tokens/s"), "{found}");
     assert!(pictures.join("chat-dark.png").is_file() && pictures.join("chat-light.png").is_file());

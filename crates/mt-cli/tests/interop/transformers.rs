@@ -8,10 +8,22 @@ use std::{
 
 use serde_json::Value;
 
-use crate::python;
+use crate::python::{self, Environment};
 
-const TRANSFORMERS: &[&str] =
-    &["transformers==5.23.0", "torch==2.15.0", "safetensors==0.8.0", "numpy==2.4.6"];
+/// PyTorch and what reads models with it. It takes 6 GB, so that all tests share it.
+pub const TRANSFORMERS: Environment = Environment {
+    packages: &[
+        "transformers==5.23.0",
+        "torch==2.15.0",
+        "peft==0.21.2",
+        "accelerate==1.15.0",
+        "safetensors==0.8.0",
+        "gguf==0.19.0",
+        "sentencepiece==0.2.3",
+        "numpy==2.4.6",
+    ],
+    base: None,
+};
 
 pub fn maxtext(directory: &Path, arguments: &[&str]) {
     let output =
@@ -23,7 +35,7 @@ pub fn maxtext(directory: &Path, arguments: &[&str]) {
 fn check(pairs: &[(PathBuf, PathBuf)]) {
     let arguments: Vec<&Path> =
         pairs.iter().flat_map(|(directory, golden)| [&**directory, &**golden]).collect();
-    let report = python::python(TRANSFORMERS, "load_export.py", &arguments);
+    let report = python::python(&TRANSFORMERS, "load_export.py", &arguments);
     let report: BTreeMap<String, Value> = serde_json::from_str(&report).unwrap();
     assert_eq!(report.len(), pairs.len());
     let mut problems = Vec::new();

@@ -5,16 +5,10 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::{Value, json};
 
-use crate::{python, transformers::maxtext};
-
-const PEFT: &[&str] = &[
-    "peft==0.21.2",
-    "transformers==5.23.0",
-    "torch==2.15.0",
-    "accelerate==1.15.0",
-    "safetensors==0.8.0",
-    "numpy==2.4.6",
-];
+use crate::{
+    python,
+    transformers::{TRANSFORMERS, maxtext},
+};
 
 const TRAIN: &str = "train base_output_directory=runs dataset_type=hf tokenizer_type=byte vocab_size=272 \
                      base_emb_dim=48 base_num_query_heads=6 base_num_kv_heads=2 head_dim=40 base_mlp_dim=96 \
@@ -99,7 +93,7 @@ fn transformers_and_peft_load_tuned_models() {
     }
     let file = directory.join("cases.json");
     fs::write(&file, json!(cases).to_string()).unwrap();
-    let report = python::python(PEFT, "load_tuned.py", &[&file]);
+    let report = python::python(&TRANSFORMERS, "load_tuned.py", &[&file]);
     let report: BTreeMap<String, Value> = serde_json::from_str(report.lines().last().unwrap()).unwrap();
     assert_eq!(report.len(), cases.len());
     for (outputs, found) in &report {
