@@ -127,8 +127,9 @@ impl Adapter {
             };
             dropout(x, self.dropout, Key::new(noise.key), order)
         });
-        let low = dropped.unwrap_or(x).dot(arrays[0].cast(dtype), over);
-        let added = low.dot(arrays[1].cast(dtype), &[LORA_RANK]) * self.scale;
+        // The scale acts where it is cheapest, on the numbers of the rank.
+        let low = arrays[0].cast(dtype).dot(dropped.unwrap_or(x), over) * self.scale;
+        let added = arrays[1].cast(dtype).dot(low, &[LORA_RANK]);
         match (self.factors(arrays, || frozen.dense()), dropped) {
             (None, _) => product + added,
             (Some(factors), None) => (product + added) * factors.cast(dtype),
@@ -152,7 +153,8 @@ impl Adapter {
     /// `W + scale · A · B` in `f32`.
     #[track_caller]
     fn sum<'t>(self, arrays: &[Tensor<'t>], dense: Tensor<'t>) -> Tensor<'t> {
-        dense + arrays[0].cast(DType::F32).dot(arrays[1].cast(DType::F32), &[LORA_RANK]) * self.scale
+        let [a, b] = [arrays[0], arrays[1]].map(|array| array.cast(DType::F32));
+        dense + b.dot(a, &[LORA_RANK]) * self.scale
     }
 
     /// DoRA's factor of each output, `[outputs]`: its learned norm over the norm of `W + scale · A · B`, which counts as a

@@ -1,14 +1,15 @@
 //! Dropout of the inputs of adapters, compared with PEFT; `goldens/adapter_dropout.py` generates the values.
 
+use mt_ir::Target;
 use mt_nn::{
     Adapter, DENSE, Initializer, ParamSpec, Quantized, QuantizedType, SequenceOrder, Weight,
     axes::{BATCH, EMBED, MLP, POSITION},
     dropout,
 };
-use mt_shape::{Attached, Axis, Noise, Tree, axis, logical};
+use mt_shape::{Attached, Axis, DType, HostArray, Noise, Tree, axis, logical};
 use mt_trace::{Region, Tensor};
 
-use crate::harness::{Argument, assert_close, golden, gradients, run};
+use crate::harness::{Argument, assert_close, golden, gradients, run, text_for};
 
 const RATE: f64 = 0.4;
 const KEY: u64 = 11;
@@ -94,7 +95,7 @@ fn weights_without_noise_drop_nothing_and_masks_follow_the_text() {
     let axes = [axis(BATCH, 2), axis(POSITION, LENGTH), axis(EMBED, 6)];
     let results = run("orders", &[], |region, _| {
         let number = |axes: &[Axis], scale: f64| {
-            let count = axes.iter().map(|axis| region.iota(mt_shape::DType::F32, *axis).broadcast(axes));
+            let count = axes.iter().map(|axis| region.iota(DType::F32, *axis).broadcast(axes));
             count.reduce(|sum, one| sum + one * 0.7).map(|sum| (sum * scale).sin()).unwrap()
         };
         let (embed, mlp, rank) = (axis(EMBED, 6), axis(MLP, 4), axis(mt_nn::LORA_RANK, 3));
@@ -121,6 +122,30 @@ fn weights_without_noise_drop_nothing_and_masks_follow_the_text() {
     assert_close("the mask of the site", &results[2], &results[0], 1e-6);
     assert_close("without noise", &results[3], &results[4], 1e-6);
     assert_ne!(results[0], results[3]);
+}
+
+/// Transposed rows would be copied by every later operation.
+#[test]
+fn adapters_leave_the_axes_of_rows_first() {
+    let (embed, mlp, rank) = (axis(EMBED, 6), axis(MLP, 4), axis(mt_nn::LORA_RANK, 3));
+    let axes: [Vec<Axis>; 4] = [
+        vec![axis(BATCH, 2), axis(POSITION, 5), embed],
+        vec![embed, mlp],
+        vec![embed, rank],
+        vec![rank, mlp],
+    ];
+    let arguments = axes.map(|axes| {
+        let shape: Vec<usize> = axes.iter().map(|axis| axis.size).collect();
+        let zeros = vec![0.0_f32; shape.iter().product()];
+        (axes, HostArray::from_slice(DType::F32, &shape, &zeros).unwrap())
+    });
+    let program = text_for(Target::CPU, &arguments, |_, t| {
+        let weight = specs([embed, mlp], false, 0.0).with_leaves(t[1..].iter().copied());
+        let y = weight.dot(t[0], &[EMBED]);
+        assert_eq!(y.axes().iter().map(|axis| axis.name).collect::<Vec<_>>(), [BATCH, POSITION, MLP]);
+        vec![y]
+    });
+    assert!(!program.contains("stablehlo.transpose"), "{program}");
 }
 
 #[test]
