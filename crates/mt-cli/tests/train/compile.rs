@@ -163,6 +163,5 @@ fn a_step_is_timed_by_its_schedule() {
         assert!(share(part) > 0.01, "{part}: {cycles}");
     }
     assert_eq!(cycles["costliest"].as_array().unwrap().len(), 10);
-    assert_eq!(cycles["left_out"]["guessed_loops"], 0);
     assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0, "the dumps are deleted");
 }

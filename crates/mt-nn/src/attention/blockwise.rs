@@ -116,23 +116,21 @@ pub fn blockwise<'t>(
     let target = query.region().target();
     let BlockwiseChoices { block, formulation } = choices;
     let usual = block.unwrap_or_else(|| block_size(target, num_heads));
-    let by_rows = match formulation {
-        Formulation::Automatic => target == Target::Tpu,
-        Formulation::Running => false,
-        Formulation::Rows => true,
-    };
     let is_whole = num_shards == 1 && segments.order == SequenceOrder::AsRead;
     let sizes = options.block_sizes();
     let has_sinks = sinks.is_some();
     let length = query.axis(POSITION).size;
     let kernel = |sizes: BlockSizes| Kernel {
         layout: Layout::new(length, segments.order, num_shards, usual, sizes),
-        rows: (by_rows && is_whole)
-            .then(|| {
-                let heads = [batch[0], KV_HEADS].map(on_device).iter().product();
-                Plan::new(length, heads, on_device(GROUP), options.mask, sizes, block)
-            })
-            .flatten(),
+        rows: Some(formulation).filter(|_| is_whole).and_then(|formulation| {
+            let heads = [batch[0], KV_HEADS].map(on_device).iter().product();
+            let plan = || Plan::new(length, heads, on_device(GROUP), options.mask, sizes, block);
+            match formulation {
+                Formulation::Automatic if target == Target::Tpu => plan().filter(Plan::is_one_loop),
+                Formulation::Automatic | Formulation::Running => None,
+                Formulation::Rows => plan(),
+            }
+        }),
         shards: shards.clone(),
         options: *options,
         has_sinks,

@@ -21,10 +21,11 @@ const HEADS: &str = "heads_of_rows";
 /// The steps of the loop over groups of such heads.
 const STEPS: &str = "steps_of_heads";
 
-/// The most bytes of the scores of a step: half of the vector memory of a v5p.
-fn scores() -> usize { std::env::var("MT_SCORES").ok().map_or(16, |v| v.parse::<usize>().unwrap()) << 20 }
+/// The most bytes of the scores of a step, of which several arrays of this size exist at a time: a quarter of the vector
+/// memory of a v5p.
+const SCORES: usize = 16 << 20;
 /// The usual number of prefixes of a sequence, each of which takes time to compile.
-fn prefixes() -> usize { std::env::var("MT_PREFIXES").ok().map_or(8, |v| v.parse::<usize>().unwrap()) }
+const PREFIXES: usize = 8;
 /// The most prefixes, whatever sizes are given.
 const MOST_PREFIXES: usize = 32;
 /// The most positions of a block of queries if no size is given.
@@ -49,6 +50,11 @@ struct Piece {
 }
 
 impl Plan {
+    /// Whether all blocks are steps of one loop, whose code is no longer than that of blocks with running sums.
+    pub fn is_one_loop(&self) -> bool {
+        self.pieces.len() == 1
+    }
+
     /// The blocks for sequences of `length` in the order of the text, with `num_heads` heads of keys in all sequences,
     /// each of which `group` heads of queries share. `None` if the scores of 128 queries do not fit, which blocks of
     /// keys need then.
@@ -61,7 +67,7 @@ impl Plan {
         block: Option<usize>,
     ) -> Option<Self> {
         let most = given.queries.or(block).unwrap_or(QUERIES);
-        let step = length.div_ceil(prefixes()).next_multiple_of(LANES);
+        let step = length.div_ceil(PREFIXES).next_multiple_of(LANES);
         let sizes = [most, QUERIES, 256, LANES].into_iter().filter(|queries| *queries <= most);
         let mut made = sizes.map(|queries| {
             let queries = match given.queries.or(block) {
@@ -84,7 +90,7 @@ impl Plan {
             let pieces = pieces(layout, mask);
             let widest = pieces.iter().map(|piece| piece.num_keys).max().unwrap_or(0);
             let bytes = group * queries * widest * size_of::<f32>();
-            let fits = |heads: &usize| num_heads.is_multiple_of(*heads) && heads * bytes <= scores();
+            let fits = |heads: &usize| num_heads.is_multiple_of(*heads) && heads * bytes <= SCORES;
             let heads = (1..=num_heads).rev().find(fits)?;
             Some(Self { layout, heads, pieces })
         });
@@ -96,10 +102,8 @@ impl Plan {
 fn in_lanes(length: usize, most: usize) -> usize {
     let mut whole = (1..=most / LANES).rev().map(|rows| rows * LANES);
     let even = length.div_ceil(length.div_ceil(most));
-    whole.find(|block| length.is_multiple_of(*block)).unwrap_or(match even {
-        short if short < LANES => short,
-        long => long.next_multiple_of(LANES),
-    })
+    let filled = if length < LANES { even } else { even.next_multiple_of(LANES) };
+    whole.find(|block| length.is_multiple_of(*block)).unwrap_or(filled)
 }
 
 fn pieces(layout: Layout, mask: MaskSpec) -> Vec<Piece> {
@@ -527,4 +531,64 @@ fn concatenated(pieces: Vec<Vec<Tensor<'_>>>) -> Vec<Tensor<'_>> {
     let number = pieces.first().map_or(0, Vec::len);
     let of = |index: usize| pieces.iter().map(move |piece| piece[index]).collect::<Vec<_>>();
     (0..number).map(|index| of(index)[0].concatenate(&of(index)[1..], POSITION)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOW: MaskSpec = MaskSpec { window: Some(1024), ..MaskSpec::CAUSAL };
+
+    fn plan(length: usize, num_heads: usize, group: usize, mask: MaskSpec) -> Plan {
+        Plan::new(length, num_heads, group, mask, BlockSizes::NONE, None).unwrap()
+    }
+
+    #[test]
+    fn prefixes_of_a_causal_mask_cover_all_keys() {
+        let plan = plan(8192, 8, 1, MaskSpec::CAUSAL);
+        assert_eq!([plan.layout.query_block, plan.layout.key_block, plan.heads], [512, 1024, 1]);
+        let sizes: Vec<usize> = plan.pieces.iter().map(|piece| piece.num_keys).collect();
+        assert_eq!(sizes, (1..=8).map(|number| number * 1024).collect::<Vec<_>>());
+        assert!(plan.pieces.iter().all(|piece| piece.start() == Some(0) && piece.blocks.len() == 2));
+        assert!(!plan.is_one_loop());
+    }
+
+    #[test]
+    fn a_window_is_one_loop_over_blocks_of_equal_width() {
+        let plan = plan(8192, 8, 1, WINDOW);
+        let [piece] = &plan.pieces[..] else { panic!("{:?}", plan.pieces) };
+        assert_eq!((piece.blocks.clone(), piece.num_keys, plan.heads), (0..16, 1536, 4));
+        assert_eq!(piece.starts[..5], [0, 0, 0, 512, 1024]);
+        assert_eq!(piece.starts[15] + piece.num_keys, 8192);
+        assert!(plan.is_one_loop());
+        // A window that is nearly as long as the sequence is no gain.
+        assert!(!self::plan(1536, 8, 1, WINDOW).is_one_loop());
+        let all = MaskSpec { causal: false, ..MaskSpec::CAUSAL };
+        assert!(self::plan(2048, 8, 1, all).is_one_loop());
+    }
+
+    #[test]
+    fn scores_fit_into_vector_memory() {
+        for (length, group) in [(1000, 1), (4096, 4), (32_768, 1), (4096, 8)] {
+            let plan = plan(length, 12, group, MaskSpec::CAUSAL);
+            let widest = plan.pieces.iter().map(|piece| piece.num_keys).max().unwrap();
+            assert!(plan.heads * group * plan.layout.query_block * widest * 4 <= SCORES, "{plan:?}");
+            assert!(widest >= length && plan.layout.query_block.is_multiple_of(LANES), "{plan:?}");
+        }
+        assert_eq!(Plan::new(131_072, 1, 1, MaskSpec::CAUSAL, BlockSizes::NONE, None), None);
+    }
+
+    #[test]
+    fn given_sizes_bound_blocks_and_prefixes() {
+        let given = |queries, keys| {
+            let sizes = BlockSizes { queries: Some(queries), keys: Some(keys) };
+            let plan = Plan::new(4096, 2, 1, MaskSpec::CAUSAL, sizes, None).unwrap();
+            [plan.layout.query_block, plan.layout.key_block, plan.pieces.len()]
+        };
+        assert_eq!(given(256, 512), [256, 512, 8]);
+        assert_eq!(given(512, 4096), [512, 4096, 1]);
+        // Scores of 2048 queries do not fit, and each prefix is code.
+        assert_eq!(given(2048, 2048), [512, 2048, 2]);
+        assert_eq!(given(128, 64), [128, 128, 32]);
+    }
 }
