@@ -23,9 +23,9 @@ use crate::{
     axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
 
-/// Positions per block if no sizes are given. `num_heads` counts the query heads of all rows on a device, which a block
-/// has together.
-pub fn block_size(target: Target, num_heads: usize) -> usize {
+/// Positions per block of sequences of `length`, if no sizes are given. `num_heads` counts the query heads of all rows on a
+/// device, which a block has together.
+pub fn block_size(target: Target, num_heads: usize, length: usize) -> usize {
     match target {
         // Among 64, 128, 256 and 512, measured on 2 cores by `examples/attention.rs`, 64 and 128 take about the same
         // processor time. Larger blocks take more: they compute more masked logits and exceed the processor's cache.
@@ -35,7 +35,10 @@ pub fn block_size(target: Target, num_heads: usize) -> usize {
         // the chip's vector memory take several times as long.
         Target::Gpu | Target::Tpu => {
             let fits = |block: &usize| num_heads * block * block * size_of::<f32>() <= LOGITS_OF_BLOCK;
-            [512, 256].into_iter().find(fits).unwrap_or(128)
+            // Larger blocks run a third of the operations (`docs/decisions/0181-formulations-on-tpus.md`). Of few blocks
+            // the diagonal, half of which is masked, would be a large share.
+            let is_long = |block: &usize| *block <= 512 || (target == Target::Tpu && length >= 8 * block);
+            [1024, 512, 256].into_iter().find(|block| fits(block) && is_long(block)).unwrap_or(128)
         }
     }
 }
@@ -114,19 +117,22 @@ pub fn blockwise<'t>(
     let on_device = |name| query.axis(name).size / shards.along(name).map_or(1, DeviceGroup::size);
     let num_heads = [batch[0], KV_HEADS, GROUP].map(on_device).iter().product();
     let target = query.region().target();
+    let length = query.axis(POSITION).size;
     let BlockwiseChoices { block, formulation } = choices;
-    let usual = block.unwrap_or_else(|| block_size(target, num_heads));
+    let usual = block.unwrap_or_else(|| block_size(target, num_heads, length));
     let is_whole = num_shards == 1 && segments.order == SequenceOrder::AsRead;
     let sizes = options.block_sizes();
     let has_sinks = sinks.is_some();
-    let length = query.axis(POSITION).size;
     let kernel = |sizes: BlockSizes| Kernel {
         layout: Layout::new(length, segments.order, num_shards, usual, sizes),
         rows: Some(formulation).filter(|_| is_whole).and_then(|formulation| {
             let heads = [batch[0], KV_HEADS].map(on_device).iter().product();
             let plan = || Plan::new(length, heads, on_device(GROUP), options.mask, sizes, block);
             match formulation {
-                Formulation::Automatic if target == Target::Tpu => plan().filter(Plan::is_one_loop),
+                // The first queries of a chunk see few of its keys, which whole rows cannot leave out.
+                Formulation::Automatic if target == Target::Tpu && options.mask.chunk.is_none() => {
+                    plan().filter(Plan::is_one_loop)
+                }
                 Formulation::Automatic | Formulation::Running => None,
                 Formulation::Rows => plan(),
             }
@@ -720,9 +726,11 @@ mod tests {
 
     #[test]
     fn logits_of_a_block_fit_into_vector_memory() {
-        let sizes = [1, 32, 33, 128, 129, 1000].map(|heads| block_size(Target::Tpu, heads));
+        let sizes = [1, 32, 33, 128, 129, 1000].map(|heads| block_size(Target::Tpu, heads, 4096));
         assert_eq!(sizes, [512, 512, 256, 256, 128, 128]);
-        assert_eq!(block_size(Target::CPU, 1), block_size(Target::CPU, 1000));
+        assert_eq!([8, 9].map(|heads| block_size(Target::Tpu, heads, 8192)), [1024, 512]);
+        assert_eq!(block_size(Target::Gpu, 1, 8192), 512);
+        assert_eq!(block_size(Target::CPU, 1, 100), block_size(Target::CPU, 1000, 10_000));
     }
 
     #[test]
