@@ -225,13 +225,17 @@ impl<'t> Weight<Tensor<'t>> {
             return None;
         }
         let table = self.table();
-        let [_, columns] = table.axes()[..] else { return None };
+        let [rows, columns] = table.axes()[..] else { return None };
         let of_columns = table.shards(table_axes).along(columns.name).map(DeviceGroup::size)?;
-        // Columns that do not fill a register take as long as those that do.
-        if columns.size / of_columns < LANES {
+        let batch = [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH)];
+        let of_tokens = indices.shards(&batch);
+        let on_device = |axis: &Axis| axis.size / of_tokens.along(axis.name).map_or(1, DeviceGroup::size);
+        let tokens: usize = indices.axes().iter().map(on_device).product();
+        // Columns that do not fill a register take as long as those that do, and a table with fewer rows than there are
+        // tokens is smaller than their vectors.
+        if columns.size / of_columns < LANES || tokens > rows.size {
             return None;
         }
-        let batch = [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH)];
         let found = lookup_on_devices(table, table_axes, indices, &batch, dtype);
         Some(found.constrain(&[batch.as_slice(), &[None]].concat()))
     }
