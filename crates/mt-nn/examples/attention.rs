@@ -11,8 +11,8 @@ use mt_ir::Target;
 use mt_nn::{
     NormOptions, SequenceOrder,
     attention::{
-        Additions, AttentionKernel, AttentionOptions, BlockwiseChoices, Context, KeysValues, MaskSpec,
-        PassBlocks, Segments, block_size, blockwise, dense,
+        Additions, AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, PassBlocks, Segments,
+        block_size, blockwise, dense,
     },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
@@ -108,10 +108,7 @@ fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -
                     &options,
                     false,
                 ),
-                Some(_) => {
-                    let choices = BlockwiseChoices { block, ..BlockwiseChoices::default() };
-                    blockwise(query, keys_values, segments, None, &options, choices, false)
-                }
+                Some(_) => blockwise(query, keys_values, segments, None, &options, block, false),
             };
             (context.cast(DType::F32).square().sum_all(), [])
         });

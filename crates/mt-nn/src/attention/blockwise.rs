@@ -4,8 +4,6 @@
 //! maximum and sum. The matrix of attention logits is never materialized. The custom derivative recomputes logits from
 //! the logarithms of the sums.
 
-mod rows;
-
 use mt_shape::{
     Axis, DType, HostArray, LogicalAxis, axis,
     kernels::{self, attributes::WITH_SCORES},
@@ -13,7 +11,6 @@ use mt_shape::{
 };
 use mt_trace::{DeviceGroup, Region, ScanOptions, Shards, Target, Tensor};
 
-use self::rows::Plan;
 use super::{
     AttentionOptions, BlockSizes, CONTEXT, Context, KeysValues, MASKED, MaskSpec, Segments, resized,
     sinks_of_heads,
@@ -35,7 +32,7 @@ pub fn block_size(target: Target, num_heads: usize, length: usize) -> usize {
         // the chip's vector memory take several times as long.
         Target::Gpu | Target::Tpu => {
             let fits = |block: &usize| num_heads * block * block * size_of::<f32>() <= LOGITS_OF_BLOCK;
-            // Larger blocks run a third of the operations (`docs/decisions/0181-formulations-on-tpus.md`). Of few blocks
+            // Larger blocks run a third of the operations (`docs/decisions/0181-larger-blocks-on-tpus.md`). Of few blocks
             // the diagonal, half of which is masked, would be a large share.
             let is_long = |block: &usize| *block <= 512 || (target == Target::Tpu && length >= 8 * block);
             [1024, 512, 256].into_iter().find(|block| fits(block) && is_long(block)).unwrap_or(128)
@@ -63,27 +60,7 @@ const SPLIT: [Option<LogicalAxis>; 5] = [
 /// The segment id of positions that pad the last block. No token has it.
 const FILLER: f64 = -1.0;
 
-/// The algorithm of blockwise attention.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Formulation {
-    /// By target, length, heads and mask.
-    #[default]
-    Automatic,
-    /// A loop over blocks of keys with a running maximum and sum.
-    Running,
-    /// All keys of a block of queries at once. The sequence is not split over devices, and scores fit into memory.
-    Rows,
-}
-
-/// Choices that are usually left to the target.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BlockwiseChoices {
-    /// Positions per block; those that suit the formulation and the target if there are none.
-    pub block: Option<usize>,
-    pub formulation: Formulation,
-}
-
-/// Attention within segments. Queries are already scaled.
+/// Attention within segments. Queries are already scaled. Without `block`, positions per block follow [`block_size`].
 ///
 /// If positions are split over devices, each device computes its own queries and gathers the keys and values of all
 /// devices.
@@ -99,7 +76,7 @@ pub fn blockwise<'t>(
     segments: Segments<'t>,
     sinks: Option<Tensor<'t>>,
     options: &AttentionOptions,
-    choices: BlockwiseChoices,
+    block: Option<usize>,
     with_scores: bool,
 ) -> Context<'t> {
     let axes = query.axes();
@@ -116,34 +93,18 @@ pub fn blockwise<'t>(
     let num_shards = shards.along(POSITION).map_or(1, DeviceGroup::size);
     let on_device = |name| query.axis(name).size / shards.along(name).map_or(1, DeviceGroup::size);
     let num_heads = [batch[0], KV_HEADS, GROUP].map(on_device).iter().product();
-    let target = query.region().target();
     let length = query.axis(POSITION).size;
-    let BlockwiseChoices { block, formulation } = choices;
-    let usual = block.unwrap_or_else(|| block_size(target, num_heads, length));
-    let is_whole = num_shards == 1 && segments.order == SequenceOrder::AsRead;
+    let block = block.unwrap_or_else(|| block_size(query.region().target(), num_heads, length));
     let sizes = options.block_sizes();
-    let has_sinks = sinks.is_some();
     let kernel = |sizes: BlockSizes| Kernel {
-        layout: Layout::new(length, segments.order, num_shards, usual, sizes),
-        rows: Some(formulation).filter(|_| is_whole).and_then(|formulation| {
-            let heads = [batch[0], KV_HEADS].map(on_device).iter().product();
-            let plan = || Plan::new(length, heads, on_device(GROUP), options.mask, sizes, block);
-            match formulation {
-                // The first queries of a chunk see few of its keys, which whole rows cannot leave out.
-                Formulation::Automatic if target == Target::Tpu && options.mask.chunk.is_none() => {
-                    plan().filter(Plan::is_one_loop)
-                }
-                Formulation::Automatic | Formulation::Running => None,
-                Formulation::Rows => plan(),
-            }
-        }),
+        layout: Layout::new(length, segments.order, num_shards, block, sizes),
         shards: shards.clone(),
         options: *options,
-        has_sinks,
         with_scores,
         is_usual: sizes == BlockSizes::NONE,
     };
     let (forward, backward) = (kernel(sizes.forward), kernel(sizes.backward));
+    let has_sinks = sinks.is_some();
     let sinks = sinks_of_heads(query, sinks);
     let results = query.region().custom_vjp_list(
         "blockwise_attention",
@@ -170,7 +131,7 @@ pub fn blockwise<'t>(
 }
 
 /// The division of rows into blocks.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 struct Layout {
     length: usize,
     order: SequenceOrder,
@@ -240,11 +201,8 @@ impl Layout {
 #[derive(Clone, Debug)]
 struct Kernel {
     layout: Layout,
-    /// The division into whole rows of scores, where these are computed at once.
-    rows: Option<Plan>,
     shards: Shards,
     options: AttentionOptions,
-    has_sinks: bool,
     with_scores: bool,
     /// Whether no sizes of blocks are given, so that a kernel may choose its own.
     is_usual: bool,
@@ -298,15 +256,6 @@ impl Kernel {
             Some(_) => self.shards.run_list(arguments, body),
             None => body(arguments),
         }
-    }
-
-    /// Runs `body` on each device's shard if anything is split: it merges axes that the partitioner would have to keep.
-    fn on_all_devices<'b, const A: usize>(
-        &self,
-        arguments: [Tensor<'b>; A],
-        body: impl for<'c> FnOnce([Tensor<'c>; A]) -> Vec<Tensor<'c>>,
-    ) -> Vec<Tensor<'b>> {
-        if self.shards.is_split() { self.shards.run_list(arguments, body) } else { body(arguments) }
     }
 
     /// Cuts an array of a device's queries into padded blocks along a leading axis.
@@ -415,7 +364,7 @@ impl Kernel {
     fn attributes(&self) -> Option<Vec<(&'static str, i64)>> {
         let is_whole = self.shards.along(POSITION).is_none() && self.layout.order == SequenceOrder::AsRead;
         let has_blocks = self.options.mask.block.is_some();
-        (is_whole && self.is_usual && !has_blocks && self.rows.is_none()).then(|| self.options.for_kernels())
+        (is_whole && self.is_usual && !has_blocks).then(|| self.options.for_kernels())
     }
 
     /// The forward pass for queries, keys, values, segments and sinks.
@@ -436,11 +385,6 @@ impl Kernel {
         let &[query, key, value, segments, sinks] = arguments else {
             unreachable!("the kernel has five arguments")
         };
-        if let Some(plan) = &self.rows {
-            return self.on_all_devices([query, key, value, segments, sinks], |arguments| {
-                self.forward_rows(plan, arguments)
-            });
-        }
         let [places, firsts, ends] = self.tables(query.region());
         self.on_devices(
             [places, firsts, ends, query, key, value, segments, sinks],
@@ -557,22 +501,14 @@ impl Kernel {
         let (query, key, value, segments, cotangent) = (*query, *key, *value, *segments, *cotangent);
         // The derivative of the softmax subtracts the weighted mean of the cotangents from each logit's cotangent.
         let correction = (context.cast(DType::F32) * cotangent.cast(DType::F32)).sum(&[VALUE_DIM]);
-        let mut gradients = match &self.rows {
-            Some(plan) => self.on_all_devices(
-                [query, key, value, segments, cotangent, *log_sums, correction],
-                |operands| self.backward_rows(plan, operands),
-            ),
-            None => {
-                let [places, firsts, ends] = self.tables(query.region());
-                self.on_devices(
-                    [places, firsts, ends, query, key, value, segments, cotangent, *log_sums, correction],
-                    |[places, firsts, ends, query, key, value, segments, cotangent, log_sums, correction]| {
-                        let rows = [cotangent, log_sums, correction];
-                        self.backward_shard([places, firsts, ends], query, key, value, segments, rows)
-                    },
-                )
-            }
-        };
+        let [places, firsts, ends] = self.tables(query.region());
+        let mut gradients = self.on_devices(
+            [places, firsts, ends, query, key, value, segments, cotangent, *log_sums, correction],
+            |[places, firsts, ends, query, key, value, segments, cotangent, log_sums, correction]| {
+                let rows = [cotangent, log_sums, correction];
+                self.backward_shard([places, firsts, ends], query, key, value, segments, rows)
+            },
+        );
         // A sink's value is 0, so the cotangent of its logit is the weighted mean alone, with a minus sign.
         let sinks_weight = (sinks.broadcast(&log_sums.axes()) - *log_sums).exp();
         let others: Vec<&'static str> =

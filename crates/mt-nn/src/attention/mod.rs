@@ -25,7 +25,7 @@ use crate::{
     rms_normalize,
 };
 
-pub use blockwise::{BlockwiseChoices, Formulation, block_size, blockwise};
+pub use blockwise::{block_size, blockwise};
 pub use cache::{CachedKeysValues, CachedPages, KeysValues, PAGE, PAGE_OF_ROW, slots_of_pages};
 pub use chosen_chunks::ChosenChunks;
 pub use compressed::{
@@ -499,8 +499,7 @@ fn attend<'t>(
         let additions = Additions { biases, sinks, dropout: weight_dropout };
         in_core(query, || dense(query, keys_values, mask, additions, options, with_scores))
     } else {
-        let choices = BlockwiseChoices::default();
-        in_core(query, || blockwise(query, keys_values, segments, sinks, options, choices, with_scores))
+        in_core(query, || blockwise(query, keys_values, segments, sinks, options, None, with_scores))
     }
 }
 

@@ -4,8 +4,8 @@ use mt_derive::Tree;
 use mt_nn::{
     SequenceOrder,
     attention::{
-        Additions, AttentionOptions, BlockSizes, BlockwiseChoices, Context, Formulation, KeysValues,
-        MaskSpec, PassBlocks, Segments, blockwise, dense,
+        Additions, AttentionOptions, BlockSizes, Context, KeysValues, MaskSpec, PassBlocks, Segments,
+        blockwise, dense,
     },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
@@ -59,24 +59,16 @@ impl Case {
         ]
     }
 
-    /// Blockwise attention in blocks of the case's size.
-    fn by(self, formulation: Formulation) -> Way {
-        Some(BlockwiseChoices { block: Some(self.block), formulation })
-    }
-
     /// The context in `f32` and the gradients of queries, keys, values and sinks.
-    fn run(self, dtype: DType, options: &AttentionOptions, sinks: Sinks, way: Way) -> Vec<HostArray> {
+    fn run(self, dtype: DType, options: &AttentionOptions, sinks: Sinks, is_dense: bool) -> Vec<HostArray> {
         let cotangent = numbers(4, &[self.batch * self.kv_heads * self.length * self.group * self.value_dim]);
-        let (context, gradients) =
-            gradients("attention", &self.arguments(), &cotangent, |t| context(t, dtype, options, sinks, way));
+        let block = self.block;
+        let (context, gradients) = gradients("attention", &self.arguments(), &cotangent, |t| {
+            context(t, dtype, options, sinks, if is_dense { 0 } else { block })
+        });
         [vec![context], gradients].concat()
     }
 }
-
-/// The choices of blockwise attention; `None` for dense attention.
-type Way = Option<BlockwiseChoices>;
-
-const FORMULATIONS: [Formulation; 2] = [Formulation::Running, Formulation::Rows];
 
 #[derive(Clone, Copy, PartialEq)]
 enum Sinks {
@@ -84,16 +76,16 @@ enum Sinks {
     Without,
 }
 
-/// The context of attention.
+/// The context of attention; dense if `block` is 0.
 fn context<'t>(
     t: &[Tensor<'t>],
     dtype: DType,
     options: &AttentionOptions,
     sinks: Sinks,
-    way: Way,
+    block: usize,
 ) -> Tensor<'t> {
     let [query, key, value] = [t[0], t[1], t[2]].map(|tensor| tensor.cast(dtype));
-    attend([query, key, value], t[4], (sinks == Sinks::With).then_some(t[3]), options, way, false).context
+    attend([query, key, value], t[4], (sinks == Sinks::With).then_some(t[3]), options, block, false).context
 }
 
 fn attend<'t>(
@@ -101,17 +93,16 @@ fn attend<'t>(
     segments: Tensor<'t>,
     sinks: Option<Tensor<'t>>,
     options: &AttentionOptions,
-    way: Way,
+    block: usize,
     with_scores: bool,
 ) -> Context<'t> {
     let keys_values = KeysValues { key, value };
     let segments = of_documents(segments, options.mask, SequenceOrder::AsRead);
-    match way {
-        None => {
-            let additions = Additions { sinks, ..Additions::default() };
-            dense(query, keys_values, segments.mask(options.mask), additions, options, with_scores)
-        }
-        Some(choices) => blockwise(query, keys_values, segments, sinks, options, choices, with_scores),
+    if block == 0 {
+        let additions = Additions { sinks, ..Additions::default() };
+        dense(query, keys_values, segments.mask(options.mask), additions, options, with_scores)
+    } else {
+        blockwise(query, keys_values, segments, sinks, options, Some(block), with_scores)
     }
 }
 
@@ -120,24 +111,20 @@ const RESULTS: [&str; 5] =
 
 #[track_caller]
 fn check(case: Case, dtype: DType, options: AttentionOptions, sinks: Sinks, tolerance: f64) {
-    let dense = case.run(dtype, &options, sinks, None);
-    for formulation in FORMULATIONS {
-        let blockwise = case.run(dtype, &options, sinks, case.by(formulation));
-        for ((result, dense), blockwise) in RESULTS.iter().zip(&dense).zip(&blockwise) {
-            let result = format!("{result}, {formulation:?}");
-            assert!(blockwise.to_f64().iter().all(|value| value.is_finite()), "{result}");
-            if dense.to_f64().iter().all(|value| *value == 0.0) {
-                // A query with one key has no gradient; on some processors rounding leaves a trace of its two terms.
-                let values = blockwise.to_f64();
-                let largest = values.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
-                assert!(largest <= tolerance, "{result}: {largest:e}, not 0");
-                continue;
-            }
-            assert_close(&result, blockwise, dense, tolerance);
+    let dense = case.run(dtype, &options, sinks, true);
+    let blockwise = case.run(dtype, &options, sinks, false);
+    for ((result, dense), blockwise) in RESULTS.iter().zip(&dense).zip(&blockwise) {
+        assert!(blockwise.to_f64().iter().all(|value| value.is_finite()), "{result}");
+        if dense.to_f64().iter().all(|value| *value == 0.0) {
+            // A query with one key has no gradient; on some processors rounding leaves a trace of its two terms.
+            let largest = blockwise.to_f64().iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
+            assert!(largest <= tolerance, "{result}: {largest:e}, not 0");
+            continue;
         }
-        let sinks_gradient = blockwise[4].to_f64();
-        assert_eq!(sinks_gradient.iter().all(|value| *value != 0.0), sinks == Sinks::With);
+        assert_close(result, blockwise, dense, tolerance);
     }
+    let sinks_gradient = blockwise[4].to_f64();
+    assert_eq!(sinks_gradient.iter().all(|value| *value != 0.0), sinks == Sinks::With);
 }
 
 #[test]
@@ -160,16 +147,11 @@ fn given_sizes_of_blocks_change_no_value() {
 fn sizes_of_blocks_act_on_layers_of_their_kind() {
     let given = BlockSizes { queries: Some(9), keys: Some(5) };
     let blocks = PassBlocks { forward: given, backward: given };
-    let program = |options: AttentionOptions, formulation| {
+    let program = |options: AttentionOptions| {
         text(&CASE.arguments(), |region, t| {
             let (_, [], gradients) = region.value_and_grad(&Operands(t[..4].to_vec()), |_, operands| {
                 let operands = [operands.0.as_slice(), &[t[4]]].concat();
-                (
-                    context(&operands, DType::F32, &options, Sinks::With, CASE.by(formulation))
-                        .square()
-                        .sum_all(),
-                    [],
-                )
+                (context(&operands, DType::F32, &options, Sinks::With, CASE.block).square().sum_all(), [])
             });
             gradients.0
         })
@@ -183,10 +165,8 @@ fn sizes_of_blocks_act_on_layers_of_their_kind() {
         ),
         (window, AttentionOptions { local_blocks: blocks, ..window }, AttentionOptions { blocks, ..window }),
     ] {
-        for formulation in FORMULATIONS {
-            assert_ne!(program(usual, formulation), program(own, formulation));
-            assert_eq!(program(usual, formulation), program(others, formulation));
-        }
+        assert_ne!(program(usual), program(own));
+        assert_eq!(program(usual), program(others));
     }
 }
 
@@ -253,26 +233,29 @@ fn largest_scores_of_both_kernels() {
     ] {
         let expected = largest_scores(case, &options);
         let arguments = case.arguments();
-        for way in [None, case.by(Formulation::Running), case.by(Formulation::Rows)] {
+        for block in [0, case.block] {
             let made = run("largest", &arguments, |region, t| {
                 let segments = t[4];
                 let (_, made, gradients) = region.value_and_grad_list(&Operands(t[..4].to_vec()), |_, t| {
                     let t = t.0;
                     let sinks = (sinks == Sinks::With).then_some(t[3]);
-                    let made = attend([t[0], t[1], t[2]], segments, sinks, &options, way, true);
+                    let made = attend([t[0], t[1], t[2]], segments, sinks, &options, block, true);
                     let scores = made.largest_scores.unwrap();
                     let scores = scores.order(&[BATCH, KV_HEADS, POSITION, GROUP]);
                     (made.context.square().sum_all() + scores.sum_all(), vec![scores])
                 });
                 let (_, [], without) = region.value_and_grad(&Operands(t[..4].to_vec()), |_, t| {
                     let t = [t.0.as_slice(), &[segments]].concat();
-                    (context(&t, DType::F32, &options, sinks, way).square().sum_all(), [])
+                    (context(&t, DType::F32, &options, sinks, block).square().sum_all(), [])
                 });
                 [made, gradients.0, without.0].concat()
             });
             let scores = made[0].to_f64();
             for (score, expected) in scores.iter().zip(&expected) {
-                assert!((score - expected).abs() <= 1e-5, "{options:?}, {way:?}: {score}, not {expected}");
+                assert!(
+                    (score - expected).abs() <= 1e-5,
+                    "{options:?}, block {block}: {score}, not {expected}"
+                );
             }
             for (result, (gradient, without)) in RESULTS[1..].iter().zip(made[1..5].iter().zip(&made[5..])) {
                 assert_eq!(gradient, without, "{result}");
@@ -385,22 +368,20 @@ fn blocks_outside_of_the_mask_are_not_visited() {
     }
     let dims: Vec<usize> = axes.iter().map(|axis| axis.size).collect();
     *values = HostArray::from_slice(DType::F32, &dims, &poisoned).unwrap();
-    let clean = |options: AttentionOptions, formulation| {
+    let clean = |options: AttentionOptions| {
         let results = run("visited", &arguments, |_, t| {
-            let context = context(&t, DType::F32, &options, Sinks::Without, CASE.by(formulation));
+            let context = context(&t, DType::F32, &options, Sinks::Without, CASE.block);
             vec![context.is_finite().all(&[BATCH, KV_HEADS, GROUP, VALUE_DIM]).cast(DType::I32)]
         });
         results[0].to_f64().iter().map(|value| *value == 1.0).collect::<Vec<bool>>()
     };
     // In blocks of 8, queries from place 16 see keys from place 8, unless the window reaches further back.
     let from = |start: usize| (0..CASE.length).map(|place| place >= start).collect::<Vec<bool>>();
-    for formulation in FORMULATIONS {
-        assert_eq!(clean(OPTIONS, formulation), from(CASE.length), "{formulation:?}");
-        assert_eq!(clean(masked(true, Some(9), None), formulation), from(16), "{formulation:?}");
-        assert_eq!(clean(masked(true, Some(10), None), formulation), from(24), "{formulation:?}");
-        assert_eq!(clean(masked(true, None, Some(8)), formulation), from(8), "{formulation:?}");
-        assert_eq!(clean(masked(true, None, Some(24)), formulation), from(24), "{formulation:?}");
-    }
+    assert_eq!(clean(OPTIONS), from(CASE.length));
+    assert_eq!(clean(masked(true, Some(9), None)), from(16));
+    assert_eq!(clean(masked(true, Some(10), None)), from(24));
+    assert_eq!(clean(masked(true, None, Some(8))), from(8));
+    assert_eq!(clean(masked(true, None, Some(24))), from(24));
 }
 
 #[derive(Tree)]
@@ -410,21 +391,19 @@ struct Operands<L>(Vec<L>);
 fn blockwise_holds_nothing_of_the_size_of_the_scores() {
     let case = Case { length: 88, ..CASE };
     let options = AttentionOptions { soft_cap: Some(0.7), ..masked(true, Some(11), None) };
-    let most_positions = |way: Way| {
+    let most_positions = |block: usize| {
         let text = text(&case.arguments(), |region, t| {
             let (_, [], gradients) = region.value_and_grad(&Operands(t[..4].to_vec()), |_, operands| {
                 let operands = [operands.0.as_slice(), &[t[4]]].concat();
-                (context(&operands, DType::F32, &options, Sinks::With, way).square().sum_all(), [])
+                (context(&operands, DType::F32, &options, Sinks::With, block).square().sum_all(), [])
             });
             gradients.0
         });
         let types = text.split("tensor<").skip(1).map(|rest| rest.split('>').next().unwrap());
         types.map(|ty| ty.split('x').filter(|dimension| *dimension == "88").count()).max()
     };
-    assert_eq!(most_positions(None), Some(2));
-    for formulation in FORMULATIONS {
-        assert_eq!(most_positions(case.by(formulation)), Some(1));
-    }
+    assert_eq!(most_positions(0), Some(2));
+    assert_eq!(most_positions(8), Some(1));
 }
 
 #[test]
@@ -435,9 +414,9 @@ fn blockwise_equals_dense_in_bf16() {
     ] {
         check(CASE, DType::BF16, options, sinks, 1.2e-2);
         // Both are as close to the exact result as `bf16` allows.
-        let exact = CASE.run(DType::F32, &options, sinks, None);
-        for way in [None, CASE.by(Formulation::Running), CASE.by(Formulation::Rows)] {
-            let narrow = CASE.run(DType::BF16, &options, sinks, way);
+        let exact = CASE.run(DType::F32, &options, sinks, true);
+        for is_dense in [true, false] {
+            let narrow = CASE.run(DType::BF16, &options, sinks, is_dense);
             for ((result, narrow), exact) in RESULTS.iter().zip(&narrow).zip(&exact) {
                 assert_close(result, narrow, exact, 1.2e-2);
             }
@@ -458,7 +437,7 @@ fn scores_in_f32_are_nearer() {
         gradients("scores", &arguments, &cotangent, |t| {
             let [query, key, value] =
                 [t[0], t[1], t[2]].map(|tensor| tensor.cast(DType::BF16).cast(DType::F32));
-            context(&[query, key, value, t[3], t[4]], dtype, &options, Sinks::Without, None)
+            context(&[query, key, value, t[3], t[4]], dtype, &options, Sinks::Without, 0)
         })
         .0
     };
@@ -474,8 +453,8 @@ fn scores_in_f32_are_nearer() {
 
 #[test]
 fn options_choose_the_types_of_products_and_softmax() {
-    let lines = |options: AttentionOptions, way: Way| {
-        text(&CASE.arguments(), |_, t| vec![context(&t, DType::BF16, &options, Sinks::Without, way)])
+    let lines = |options: AttentionOptions, block: usize| {
+        text(&CASE.arguments(), |_, t| vec![context(&t, DType::BF16, &options, Sinks::Without, block)])
             .lines()
             .filter(|line| line.contains("stablehlo.exponential") || line.contains("stablehlo.dot_general"))
             .map(str::to_owned)
@@ -489,16 +468,13 @@ fn options_choose_the_types_of_products_and_softmax() {
     }
     let wide_product = AttentionOptions { float32_product: true, ..OPTIONS };
     let narrow_scores = AttentionOptions { float32_scores: false, ..OPTIONS };
-    let in_blocks = FORMULATIONS.map(|formulation| CASE.by(formulation));
-    for way in [None].into_iter().chain(in_blocks) {
-        check(&lines(OPTIONS, way), "dot_general", 0, "bf16");
-        check(&lines(OPTIONS, way), "exponential", 0, "f32");
-        check(&lines(wide_product, way), "dot_general", 0, "f32");
-        check(&lines(wide_product, way), "dot_general", 1, "bf16");
+    for block in [0, 8] {
+        check(&lines(OPTIONS, block), "dot_general", 0, "bf16");
+        check(&lines(OPTIONS, block), "exponential", 0, "f32");
+        check(&lines(wide_product, block), "dot_general", 0, "f32");
+        check(&lines(wide_product, block), "dot_general", 1, "bf16");
     }
-    check(&lines(narrow_scores, None), "exponential", 0, "bf16");
-    // Sums over blocks are always in `f32`.
-    for way in in_blocks {
-        check(&lines(narrow_scores, way), "exponential", 0, "f32");
-    }
+    check(&lines(narrow_scores, 0), "exponential", 0, "bf16");
+    // Running sums over blocks are always in `f32`.
+    check(&lines(narrow_scores, 8), "exponential", 0, "f32");
 }

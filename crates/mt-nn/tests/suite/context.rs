@@ -6,10 +6,7 @@ use mt_derive::Tree;
 use mt_ir::{Program, Target};
 use mt_nn::{
     SequenceOrder,
-    attention::{
-        Additions, AttentionOptions, BlockwiseChoices, Context, Formulation, KeysValues, MaskSpec, blockwise,
-        dense,
-    },
+    attention::{Additions, AttentionOptions, Context, KeysValues, MaskSpec, blockwise, dense},
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
 use mt_runtime::{CompileSettings, testing};
@@ -31,7 +28,6 @@ pub struct Case {
     pub length: usize,
     /// The block size; dense if 0.
     pub block: usize,
-    pub formulation: Formulation,
     pub mask: MaskSpec,
     pub soft_cap: Option<f64>,
     pub has_sinks: bool,
@@ -47,7 +43,6 @@ pub const CASE: Case = Case {
     order: SequenceOrder::AsRead,
     length: 48,
     block: 6,
-    formulation: Formulation::Automatic,
     mask: MaskSpec::CAUSAL,
     soft_cap: None,
     has_sinks: false,
@@ -147,8 +142,7 @@ impl Case {
             dense(query, keys_values, segments.mask(options.mask), additions, &options, self.with_scores)
         } else {
             let keys_values = KeysValues { key, value };
-            let choices = BlockwiseChoices { block: Some(self.block), formulation: self.formulation };
-            blockwise(query, keys_values, segments, sinks, &options, choices, self.with_scores)
+            blockwise(query, keys_values, segments, sinks, &options, Some(self.block), self.with_scores)
         }
     }
 
@@ -337,36 +331,4 @@ fn whole_sequences_are_left_to_the_partitioner() {
     let on = |mesh| Case { mesh, ..CASE }.program("text", DType::F32).text;
     assert!(on(CONTEXT_2).contains("sdy.manual_computation"));
     assert!(!on(&[("fsdp", 4), ("context", 1), ("tensor", 2)]).contains("sdy.manual_computation"));
-}
-
-/// Meshes in which each device holds whole sequences.
-const WHOLE: &[(&[(&str, usize)], SequenceOrder)] = &[
-    (&[("fsdp", 4), ("context", 1), ("tensor", 2)], SequenceOrder::AsRead),
-    (&[("fsdp", 2), ("context", 1), ("tensor", 1)], SequenceOrder::AsRead),
-];
-
-/// Whole rows of scores are per-device code wherever rows or heads are split.
-#[test]
-fn whole_rows_of_split_rows_and_heads() {
-    let rows = Case { formulation: Formulation::Rows, ..CASE };
-    assert!(
-        Case { mesh: WHOLE[0].0, ..rows }.program("text", DType::F32).text.contains("manual_computation")
-    );
-    let causal = MaskSpec::CAUSAL;
-    for (block, mask, soft_cap, has_sinks) in [
-        (6, causal, None, false),
-        (5, causal, Some(0.7), true),
-        (5, MaskSpec { window: Some(7), ..causal }, None, true),
-        (5, MaskSpec { chunk: Some(10), ..causal }, Some(0.7), false),
-    ] {
-        check(Case { block, mask, soft_cap, has_sinks, with_scores: has_sinks, ..rows }, WHOLE);
-    }
-}
-
-/// A sequence that is split over devices is computed with running sums, whatever is chosen.
-#[test]
-fn split_sequences_have_no_whole_rows() {
-    let on = |formulation| Case { mesh: CONTEXT_2, formulation, ..CASE }.program("text", DType::F32).text;
-    assert_eq!(on(Formulation::Rows), on(Formulation::Running));
-    assert_eq!(on(Formulation::Automatic), on(Formulation::Running));
 }
