@@ -353,8 +353,7 @@ fn cycles(
     let read = cycles::Dumps { modules: &modules, schedules: &dumps.schedules };
     let flops = given.formula.flops / num_devices as f64;
     let cycles = read.time(core, flops, chip.peak_tflops * 1e12)?;
-    // What remains is overwritten or deleted with the directory.
-    let _ = std::fs::remove_dir_all(&dumps.schedules);
+    read.delete_schedules()?;
     Ok(Some(cycles))
 }
 

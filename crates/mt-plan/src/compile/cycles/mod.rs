@@ -147,7 +147,7 @@ pub struct Dumps<'a> {
 /// The dumps of the compiler cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum CyclesError {
-    #[error("`{path}` cannot be read")]
+    #[error("`{path}` cannot be read or deleted")]
     Io { path: PathBuf, source: io::Error },
     #[error(
         "the compiler dumped no {what} to `{path}`\n\
@@ -172,6 +172,17 @@ impl Dumps<'_> {
         }
         let clock = Clock::new(&module, schedules, core);
         Ok(summary(&clock, &module, core, flops, peak))
+    }
+
+    /// Deletes the schedules. The directory remains, because the compiler may expect it.
+    ///
+    /// # Errors
+    /// A file cannot be deleted.
+    pub fn delete_schedules(&self) -> Result<(), CyclesError> {
+        files(self.schedules)?
+            .iter()
+            .filter(|path| path.is_file())
+            .try_for_each(|path| fs::remove_file(path).map_err(|source| read_error(path, source)))
     }
 
     /// The largest text of a module after the generation of code: smaller ones are those of host programs.
