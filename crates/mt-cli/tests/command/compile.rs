@@ -69,7 +69,7 @@ fn the_time_by_the_schedule_is_that_of_tpus() {
     let fragments =
         ["`--cycles`", "the compiler of TPUs", "the program is for `h100-8`", "compile_topology=v5e-4"];
     check_refused(&["compile_topology=h100-8", "--cycles"], &fragments);
-    check_refused(&["--cycles"], &["`--cycles`", "the program is for this machine's CPU"]);
+    check_refused(&["--cycles"], &["`--cycles`", "the program is for this machine's cpu"]);
 }
 
 #[test]
