@@ -143,8 +143,10 @@ such as `v5p:4x4x8`; `compile_topology_num_slices` sets the number of slices.
 Without it, programs are compiled for this machine's devices. All other keys are
 those of `train` or `decode`; no data is read. The report lists the memory of
 each device, the FLOPs per step, the collectives, and the step time and model
-FLOPs utilization (MFU) that the chip's data sheet allows. If a program does not
-fit, the report lists the largest arrays and remedies, and the exit status is 1.
+FLOPs utilization (MFU) that the chip's data sheet allows. With `--cycles` it also
+has the cycles and the time by the compiler's final schedule, for TPUs. If a
+program does not fit, the report lists the largest arrays and remedies, and the
+exit status is 1.
 
 `compiled_trainstep_file` names the file for the compiled training step, which
 `train` loads from there on that hardware. `dump_hlo=true` writes the program
@@ -157,6 +159,7 @@ Examples:
   maxtext compile run.yml compile_topology=v5e-256 \\
       compile_topology_num_slices=2 --json > report.json
   maxtext compile --program decode compile_topology=v5e-8 model_name=llama2-7b
+  maxtext compile --cycles run.yml compile_topology=v5e-256
   maxtext compile run.yml compile_topology=h100-8 compiled_trainstep_file=step
 
 See also:
@@ -467,6 +470,9 @@ pub struct Compile {
     /// Write the placement of each parameter and activation to standard error
     #[arg(long)]
     pub placement: bool,
+    /// Also time the program by the final schedule of the TPU compiler
+    #[arg(long)]
+    pub cycles: bool,
     #[command(flatten)]
     pub settings: Settings,
 }

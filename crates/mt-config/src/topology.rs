@@ -290,6 +290,11 @@ impl CompileTopology {
         }
     }
 
+    /// The number of chips along each dimension of the slice.
+    pub fn sides(&self) -> &[usize] {
+        &self.bounds
+    }
+
     /// The compiler's name of the slice, such as `v5p:4x4x4`.
     pub fn compiler_name(&self) -> String {
         let sides: Vec<String> = self.bounds.iter().map(usize::to_string).collect();

@@ -36,7 +36,8 @@ fn main() {
             let kernels =
                 target_of(Platform::Cpu, true, false).expect("the environment names features that exist");
             let dense_kernels = milliseconds(kernels, dtype, length, None);
-            let kernel = milliseconds(kernels, dtype, length, Some(length.min(block_size(target, 1))));
+            let kernel =
+                milliseconds(kernels, dtype, length, Some(length.min(block_size(target, 1, length))));
             let blocks: Vec<String> = BLOCKS
                 .iter()
                 .filter(|block| **block <= length)

@@ -22,7 +22,11 @@ impl<'t> Embedding<Tensor<'t>> {
     /// `i32[batch, position] -> [batch, position, embed]`
     #[track_caller]
     pub fn lookup(&self, tokens: Tensor<'t>, dtype: DType) -> Tensor<'t> {
-        self.embedding.lookup(VOCAB, logical::VOCAB, tokens).cast(dtype)
+        let table = [Some(logical::VOCAB), Some(logical::EMBED_VOCAB)];
+        match self.embedding.lookup_by_exchange(&table, tokens, dtype) {
+            Some(found) => found,
+            None => self.embedding.lookup(VOCAB, logical::VOCAB, tokens).cast(dtype),
+        }
     }
 
     /// As [`Self::lookup`], but as a product with one-hot vectors. A table that is split along the vocabulary stays on

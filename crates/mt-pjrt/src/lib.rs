@@ -36,7 +36,7 @@ pub use discover::{
     PLUGIN_PATH_VARIABLE, PluginLocation, PluginOrigin, find_all, find_or_install, find_or_install_compiler,
     find_plugin, named_plugin,
 };
-pub use environment::prepare_environment;
+pub use environment::{ScheduleDumpError, dump_schedules, prepare_environment};
 pub use error::{Error, ErrorCode, PjrtError};
 pub use event::Event;
 pub use executable::{Argument, Executable, Execution};

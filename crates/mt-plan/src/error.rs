@@ -5,6 +5,8 @@ use mt_engine::EngineError;
 use mt_runtime::RuntimeError;
 use mt_train::TrainError;
 
+use crate::compile::CyclesError;
+
 /// A run cannot be planned, or its programs cannot be traced or compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
@@ -15,6 +17,13 @@ pub enum PlanError {
          hint: leave it out, or compile the training step, without `--program decode`"
     )]
     NoTrainingStep,
+    #[error(
+        "`--cycles` reads the instruction schedule that the compiler of TPUs dumps, but the program is for {hardware}\n\
+         hint: leave it out, or name a TPU: `compile_topology=v5e-4`"
+    )]
+    NoSchedule { hardware: String },
+    #[error(transparent)]
+    Cycles(#[from] CyclesError),
     #[error(transparent)]
     Train(Box<TrainError>),
     #[error(transparent)]
@@ -39,7 +48,8 @@ impl PlanError {
     /// Whether the user's input is wrong, rather than the machine or the compiler.
     pub fn is_user_error(&self) -> bool {
         match self {
-            Self::Config(_) | Self::NoTrainingStep => true,
+            Self::Config(_) | Self::NoTrainingStep | Self::NoSchedule { .. } => true,
+            Self::Cycles(_) => false,
             Self::Train(error) => error.is_user_error(),
             Self::Engine(error) => error.is_user_error(),
             Self::Runtime(error) => error.is_user_error(),

@@ -17,11 +17,20 @@ pub(crate) struct Dump {
     name: String,
 }
 
+fn file_name(program: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    program.replace(|letter| !is_plain(letter), "_")
+}
+
+/// The directory of the files that XLA writes of a program.
+pub(crate) fn xla_dump(directory: &Path, program: &str) -> PathBuf {
+    directory.join(format!("{}.xla", file_name(program)))
+}
+
 impl Dump {
     pub(crate) fn start(directory: &Path, program: &Program) -> Result<Self, RuntimeError> {
-        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-        let name = program.name.replace(|letter| !is_plain(letter), "_");
-        let xla = directory.join(format!("{name}.xla"));
+        let name = file_name(&program.name);
+        let xla = xla_dump(directory, &program.name);
         let dump_error = |path: &Path| {
             let path = path.to_owned();
             move |source| RuntimeError::Dump { path, source }

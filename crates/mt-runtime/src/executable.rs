@@ -15,7 +15,7 @@ use crate::{
     array::check_sharding,
     cache::ExecutableCache,
     compiled_file::{self, Identity},
-    dump::Dump,
+    dump::{Dump, xla_dump},
     fingerprint::{self, Fingerprint},
     hlo,
 };
@@ -36,6 +36,11 @@ impl CompileSettings {
     /// The directory to which the program of this name is dumped.
     pub fn dump_of(&self, program: &str) -> Option<&Path> {
         self.dump_to.as_deref().filter(|_| self.dumps(program))
+    }
+
+    /// The directory to which XLA dumps the program of this name.
+    pub fn module_dump_of(&self, program: &str) -> Option<PathBuf> {
+        self.dump_of(program).map(|directory| xla_dump(directory, program))
     }
 
     /// Whether the name of a program has [`Self::dumped`] in it. MaxText's names are those of JAX's modules.

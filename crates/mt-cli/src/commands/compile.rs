@@ -1,15 +1,18 @@
 //! `maxtext compile`.
 
 use std::{
+    env, fs,
     io::{self, IsTerminal, Write},
-    process::ExitCode,
+    path::PathBuf,
+    process::{self, ExitCode},
     sync::mpsc::{self, RecvTimeoutError, Sender},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use mt_config::{AheadGroup, Config, DecodeConfig, TrainConfig};
-use mt_plan::compile::{Progress as CompileProgress, Subject, compile};
+use mt_pjrt::{ScheduleDumpError, dump_schedules};
+use mt_plan::compile::{Extras, Progress as CompileProgress, ScheduleDumps, Subject, compile};
 
 use crate::{
     arguments::{Compile, CompiledProgram},
@@ -19,9 +22,13 @@ use crate::{
 
 /// Runs `maxtext compile`. If the program does not fit into memory, the report says so and the exit status is 1.
 pub fn run(mut command: Compile) -> Result<ExitCode, Failure> {
+    command.cycles |= command.settings.take_flag("--cycles");
+    // libtpu reads its arguments when it is loaded, and they are set before any thread starts.
+    let scratch = command.cycles.then(Scratch::prepare).transpose()?;
     let (_, subject) = configure(&mut command)?;
     let progress = Progress::start();
-    let report = compile(subject, command.placement, &mut |told| match told {
+    let extras = Extras { placement: command.placement, cycles: scratch.as_ref().map(Scratch::dumps) };
+    let report = compile(subject, &extras, &mut |told| match told {
         CompileProgress::Phase(phase) => progress.begin(phase),
         CompileProgress::Placements(tables) => say!("{tables}"),
     });
@@ -36,10 +43,44 @@ pub fn run(mut command: Compile) -> Result<ExitCode, Failure> {
     Ok(if report.fits() { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
+/// A directory for what a TPU's compiler dumps, which is deleted in the end.
+struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// Chooses the directory and has the compiler dump its schedules there.
+    fn prepare() -> Result<Self, Failure> {
+        let scratch = Self { path: env::temp_dir().join(format!("maxtext-cycles-{}", process::id())) };
+        let told = dump_schedules(&scratch.dumps().schedules);
+        let hint = |error: &ScheduleDumpError| match error {
+            ScheduleDumpError::Taken { .. } => {
+                "\nhint: remove it from `LIBTPU_INIT_ARGS`, or leave out `--cycles`"
+            }
+            ScheduleDumpError::Space(_) => "\nhint: set `TMPDIR` to a directory whose path has no spaces",
+            ScheduleDumpError::Threads => "",
+        };
+        told.map_err(|error| Failure::user(format!("`--cycles`: {error}{}", hint(&error))))?;
+        Ok(scratch)
+    }
+
+    fn dumps(&self) -> ScheduleDumps {
+        ScheduleDumps { schedules: self.path.join("schedules"), modules: self.path.join("modules") }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Without a dump there is no directory.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
 /// Reads the arguments, including options that follow keys. Returns the configuration, and what to compile.
 pub fn configure(command: &mut Compile) -> Result<(Config, Subject), Failure> {
     command.json |= command.settings.take_flag("--json");
     command.placement |= command.settings.take_flag("--placement");
+    command.cycles |= command.settings.take_flag("--cycles");
     if let Some(given) = command.settings.take_option("--program", "NAME")? {
         command.program = CompiledProgram::named(&given).ok_or_else(|| {
             Failure::user(format!("there is no program `{given}`\nhint: one of `train`, `decode`"))

@@ -1,6 +1,6 @@
 //! Mistakes that `maxtext compile` refuses before it compiles anything.
 
-use crate::{check_output, check_wrong};
+use crate::{check_output, check_wrong, maxtext};
 
 #[track_caller]
 fn check_refused(keys: &[&str], fragments: &[&str]) {
@@ -62,6 +62,17 @@ fn meshes_and_batches_must_fit_the_hardware() {
         &["`dcn_data_parallelism=4` (command line)"],
     );
     check_refused(&["compile_topology=v5e-4", "--program", "serve"], &["no program `serve`"]);
+}
+
+#[test]
+fn the_time_by_the_schedule_is_that_of_tpus() {
+    let fragments =
+        ["`--cycles`", "the compiler of TPUs", "the program is for `h100-8`", "compile_topology=v5e-4"];
+    check_refused(&["compile_topology=h100-8", "--cycles"], &fragments);
+    // This machine's devices are known once their plugin is loaded.
+    let here = maxtext(&["compile", "dataset_type=synthetic", "--cycles"]);
+    assert_eq!(here.status, 2, "{}", here.errors);
+    assert!(here.errors.contains("the program is for this machine's cpu\nhint: "), "{}", here.errors);
 }
 
 #[test]

@@ -20,6 +20,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("cargo run --release -- train", "builds the program; what it does is `maxtext train`"),
     ("cargo test", "runs this test"),
     ("bench/peers.sh ", "installs other programs and takes hours"),
+    ("maxtext compile --cycles ", "downloads the compiler of TPUs"),
     ("maxtext compile compile_topology=v5p-64 ", "downloads the compiler of TPUs"),
     ("maxtext compile run.yml compile_topology=v5e-256 ", "downloads the compiler of TPUs"),
     ("maxtext train run.yml compiled_trainstep_file=step", "needs the TPUs that the file is for"),

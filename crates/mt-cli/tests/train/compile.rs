@@ -1,6 +1,6 @@
 //! Compiled programs in files, and programs for absent hardware.
 
-use std::{fs, process::Command};
+use std::{env, fs, path::Path, process::Command};
 
 use mt_pjrt::{Platform, PluginOrigin, find_plugin};
 use serde_json::Value;
@@ -9,6 +9,11 @@ use crate::support::{Outcome, Sandbox, outcome};
 
 /// Runs `maxtext compile` with the arguments of `train`.
 fn compile(sandbox: &Sandbox, options: &[&str], keys: &[&str]) -> Outcome {
+    compile_with(sandbox, options, keys, &env::temp_dir())
+}
+
+/// As [`compile`], with a directory for temporary files.
+fn compile_with(sandbox: &Sandbox, options: &[&str], keys: &[&str], scratch: &Path) -> Outcome {
     let train = sandbox.command("compiled", keys);
     let arguments: Vec<_> = train.get_args().skip(1).map(|argument| argument.to_owned()).collect();
     let mut command = Command::new(train.get_program());
@@ -19,6 +24,7 @@ fn compile(sandbox: &Sandbox, options: &[&str], keys: &[&str]) -> Outcome {
             None => command.env_remove(name),
         };
     }
+    command.env("TMPDIR", scratch);
     outcome(&mut command)
 }
 
@@ -128,4 +134,34 @@ fn what_does_not_fit_is_an_answer() {
     for name in ["DOES NOT FIT", "largest arrays", "remedies", "remat_policy=full", "per_device_batch_size"] {
         assert!(outcome.output.contains(name), "no {name} in {}", outcome.output);
     }
+}
+
+/// The time by the schedule lies between the roofline and the compiler's model of fusions, and nothing of it remains.
+#[test]
+fn a_step_is_timed_by_its_schedule() {
+    if !has_tpu_compiler() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let shorter = ["base_num_decoder_layers=2", "per_device_batch_size=1", "remat_policy=full"];
+    let keys = [&DEEP[..], &shorter].concat();
+    let scratch = sandbox.path("scratch");
+    fs::create_dir(&scratch).unwrap();
+    let report = json(&compile_with(&sandbox, &["--json", "--cycles"], &keys, &scratch).succeeded());
+    let program = &report["programs"][0];
+    let cycles = &program["cycles"];
+    let number = |value: &Value| value.as_f64().unwrap();
+    let seconds = number(&cycles["seconds"]);
+    assert!(seconds > number(&program["times"]["products"]), "{program}");
+    assert!(number(&cycles["cycles"]) < number(&cycles["estimated_cycles"]), "{cycles}");
+    let share = |name: &str| {
+        let parts = cycles["parts"].as_array().unwrap();
+        let part = parts.iter().find(|part| part["part"] == name);
+        part.map_or(0.0, |part| number(&part["cycles"])) / number(&cycles["cycles"])
+    };
+    for part in ["dense_products", "attention", "head_and_loss", "optimizer", "waited_collectives"] {
+        assert!(share(part) > 0.01, "{part}: {cycles}");
+    }
+    assert_eq!(cycles["costliest"].as_array().unwrap().len(), 10);
+    assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0, "the dumps are deleted");
 }

@@ -20,9 +20,9 @@ use crate::{
     axes::{GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
 
-/// Positions per block if no sizes are given. `num_heads` counts the query heads of all rows on a device, which a block
-/// has together.
-pub fn block_size(target: Target, num_heads: usize) -> usize {
+/// Positions per block of sequences of `length`, if no sizes are given. `num_heads` counts the query heads of all rows on a
+/// device, which a block has together.
+pub fn block_size(target: Target, num_heads: usize, length: usize) -> usize {
     match target {
         // Among 64, 128, 256 and 512, measured on 2 cores by `examples/attention.rs`, 64 and 128 take about the same
         // processor time. Larger blocks take more: they compute more masked logits and exceed the processor's cache.
@@ -32,7 +32,10 @@ pub fn block_size(target: Target, num_heads: usize) -> usize {
         // the chip's vector memory take several times as long.
         Target::Gpu | Target::Tpu => {
             let fits = |block: &usize| num_heads * block * block * size_of::<f32>() <= LOGITS_OF_BLOCK;
-            [512, 256].into_iter().find(fits).unwrap_or(128)
+            // Larger blocks run a third of the operations (`docs/decisions/0181-larger-blocks-on-tpus.md`). Of few blocks
+            // the diagonal, half of which is masked, would be a large share.
+            let is_long = |block: &usize| *block <= 512 || (target == Target::Tpu && length >= 8 * block);
+            [1024, 512, 256].into_iter().find(|block| fits(block) && is_long(block)).unwrap_or(128)
         }
     }
 }
@@ -90,10 +93,11 @@ pub fn blockwise<'t>(
     let num_shards = shards.along(POSITION).map_or(1, DeviceGroup::size);
     let on_device = |name| query.axis(name).size / shards.along(name).map_or(1, DeviceGroup::size);
     let num_heads = [batch[0], KV_HEADS, GROUP].map(on_device).iter().product();
-    let block = block.unwrap_or_else(|| block_size(query.region().target(), num_heads));
+    let length = query.axis(POSITION).size;
+    let block = block.unwrap_or_else(|| block_size(query.region().target(), num_heads, length));
     let sizes = options.block_sizes();
     let kernel = |sizes: BlockSizes| Kernel {
-        layout: Layout::new(query.axis(POSITION).size, segments.order, num_shards, block, sizes),
+        layout: Layout::new(length, segments.order, num_shards, block, sizes),
         shards: shards.clone(),
         options: *options,
         with_scores,
@@ -658,9 +662,11 @@ mod tests {
 
     #[test]
     fn logits_of_a_block_fit_into_vector_memory() {
-        let sizes = [1, 32, 33, 128, 129, 1000].map(|heads| block_size(Target::Tpu, heads));
+        let sizes = [1, 32, 33, 128, 129, 1000].map(|heads| block_size(Target::Tpu, heads, 4096));
         assert_eq!(sizes, [512, 512, 256, 256, 128, 128]);
-        assert_eq!(block_size(Target::CPU, 1), block_size(Target::CPU, 1000));
+        assert_eq!([8, 9].map(|heads| block_size(Target::Tpu, heads, 8192)), [1024, 512]);
+        assert_eq!(block_size(Target::Gpu, 1, 8192), 512);
+        assert_eq!(block_size(Target::CPU, 1, 100), block_size(Target::CPU, 1000, 10_000));
     }
 
     #[test]

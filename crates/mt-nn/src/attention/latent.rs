@@ -7,6 +7,7 @@ use mt_trace::{DeviceGroup, Tensor};
 use super::{
     ACTIVATION, Additions, AttentionInputs, AttentionOptions, CACHED, CONTEXT, CONTEXT_OF_CACHE,
     CachedKeysValues, Context, INPUT, Indexer, IndexerOptions, KeysValues, QUERY, attend, cache, dense,
+    in_core,
     indexer::{AttendedChosen, Choices, IndexQueries, attend_to_chosen},
     largest_of_rows,
 };
@@ -299,7 +300,9 @@ impl<'t> LatentAttention<Tensor<'t>> {
         let key = order(latent).concatenate(&[keys], HEAD_DIM).unsqueeze(KV_HEADS);
         let keys_values = KeysValues { key, value: latent.rename(LATENT, VALUE_DIM).unsqueeze(KV_HEADS) };
         let made = match chosen {
-            Some(mask) => dense(query, keys_values, mask, Additions::default(), options, inputs.with_scores),
+            Some(mask) => in_core(query, || {
+                dense(query, keys_values, mask, Additions::default(), options, inputs.with_scores)
+            }),
             None => attend(query, keys_values, None, inputs, options),
         };
         let context = made.context.squeeze(KV_HEADS).rename(GROUP, QUERY_HEADS).rename(VALUE_DIM, LATENT);
@@ -340,7 +343,7 @@ fn attend_to_expanded<'t>(
     let dtype = query.dtype();
     let is_attended = inputs.segments.first_query.is_some();
     if is_attended && is_whole && !inputs.with_scores && options.chosen_chunks.is_none() {
-        return cache::attend(query, own, cache, None, inputs.segments, options);
+        return in_core(query, || cache::attend(query, own, cache, None, inputs.segments, options));
     }
     // Constraining the cache keeps it in place; otherwise the loop over layers would carry it whole.
     let all = match is_attended {

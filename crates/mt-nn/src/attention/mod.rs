@@ -17,7 +17,7 @@ use mt_shape::{
     kernels::{attributes, thresholds},
     logical,
 };
-use mt_trace::{DeviceGroup, Tensor};
+use mt_trace::{DeviceGroup, Target, Tensor};
 
 use crate::{
     Dropout, Linear, NormOptions, RESIDUAL, RmsNorm, RotaryAngles,
@@ -337,7 +337,9 @@ impl<'t> Attention<Tensor<'t>> {
             is_attended && num_shards == 1 && !inputs.with_scores && is_plain
         });
         let Context { context, largest_scores } = match written.zip(cache) {
-            Some((own, cache)) => cache::attend(query, own, cache, sinks, inputs.segments, options),
+            Some((own, cache)) => {
+                in_core(query, || cache::attend(query, own, cache, sinks, inputs.segments, options))
+            }
             None => {
                 let biases = inputs.biases.map(|biases| biases.split(QUERY_HEADS, &in_groups));
                 attend(query, attended, sinks, &AttentionInputs { biases, ..*inputs }, options)
@@ -495,9 +497,18 @@ fn attend<'t>(
             None => mask,
         };
         let additions = Additions { biases, sinks, dropout: weight_dropout };
-        dense(query, keys_values, mask, additions, options, with_scores)
+        in_core(query, || dense(query, keys_values, mask, additions, options, with_scores))
     } else {
-        blockwise(query, keys_values, segments, sinks, options, None, with_scores)
+        in_core(query, || blockwise(query, keys_values, segments, sinks, options, None, with_scores))
+    }
+}
+
+/// Runs the computation of scores, softmax and weighted values in a scope of its own, by which costs are reported. On
+/// CPUs, whose compiler reports none, programs have no such scope.
+pub(crate) fn in_core<'t, R>(query: Tensor<'t>, attend: impl FnOnce() -> R) -> R {
+    match query.region().target() {
+        Target::Cpu(_) => attend(),
+        Target::Gpu | Target::Tpu => query.scope("core", |_| attend()),
     }
 }
 

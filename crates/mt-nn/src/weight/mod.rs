@@ -13,7 +13,7 @@ mod rows;
 use std::fmt;
 
 use mt_shape::{Attached, Axis, DType, LogicalAxis, Path, Tree, logical};
-use mt_trace::Tensor;
+use mt_trace::{DeviceGroup, Target, Tensor};
 
 use adapter::Frozen;
 pub use adapter::{Adapter, AdapterArray, LORA_RANK, first_magnitudes, merged_weights};
@@ -22,7 +22,10 @@ pub use encoding::{ArrayForm, EncodedArray, EncodedWeight, WeightEncoding, encod
 pub use quantized::{Quantized, QuantizedType};
 pub use rows::{ADAPTER, WITHOUT_MAGNITUDE, row_factors};
 
-use crate::ParamSpec;
+use crate::{ParamSpec, axes::BATCH, lookup::lookup_on_devices};
+
+/// Positions in a row of a TPU's vector registers.
+const LANES: usize = 128;
 
 /// A matrix or a table, in one of the forms that weights have.
 #[derive(Clone, Debug)]
@@ -207,6 +210,34 @@ impl<'t> Weight<Tensor<'t>> {
         // Rows are gathered in the table's own type, so that the gradient's sums over equal tokens are in that type,
         // too.
         whole_rows.take(along, indices).constrain(&[batch, others()].concat())
+    }
+
+    /// As [`Self::lookup`] for a table of two axes, in the type `dtype`, but devices exchange vectors instead of gathering
+    /// the table: each looks up its columns for the tokens of all. `None` where that is not cheaper, or not possible.
+    #[track_caller]
+    pub fn lookup_by_exchange(
+        &self,
+        table_axes: &[Option<LogicalAxis>],
+        indices: Tensor<'t>,
+        dtype: DType,
+    ) -> Option<Tensor<'t>> {
+        if indices.region().target() != Target::Tpu || !indices.has_axis(BATCH) {
+            return None;
+        }
+        let table = self.table();
+        let [rows, columns] = table.axes()[..] else { return None };
+        let of_columns = table.shards(table_axes).along(columns.name).map(DeviceGroup::size)?;
+        let batch = [Some(logical::ACTIVATION_BATCH), Some(logical::ACTIVATION_NORM_LENGTH)];
+        let of_tokens = indices.shards(&batch);
+        let on_device = |axis: &Axis| axis.size / of_tokens.along(axis.name).map_or(1, DeviceGroup::size);
+        let tokens: usize = indices.axes().iter().map(on_device).product();
+        // Columns that do not fill a register take as long as those that do, and a table with fewer rows than there are
+        // tokens is smaller than their vectors.
+        if columns.size / of_columns < LANES || tokens > rows.size {
+            return None;
+        }
+        let found = lookup_on_devices(table, table_axes, indices, &batch, dtype);
+        Some(found.constrain(&[batch.as_slice(), &[None]].concat()))
     }
 
     /// As [`Self::lookup`], in the type `dtype`, but as a product with one-hot vectors. A table that is split along

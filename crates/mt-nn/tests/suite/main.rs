@@ -6,6 +6,7 @@ mod attention_kernels;
 mod cache;
 mod context;
 mod dropout;
+mod embedding;
 mod engram;
 mod experts;
 mod following;

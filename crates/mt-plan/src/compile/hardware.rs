@@ -132,6 +132,24 @@ impl Target {
         }
     }
 
+    /// The sides of the slice: its chips along each dimension.
+    pub fn sides(&self) -> Vec<usize> {
+        match self {
+            Self::Absent { hardware, .. } => hardware.slice.sides().to_vec(),
+            Self::Present(_) => {
+                let coordinates = self.devices().attributes.coordinates.unwrap_or_default();
+                let dimensions = coordinates.first().map_or(0, Vec::len);
+                let along = |dimension: usize| coordinates.iter().map(move |place| place[dimension]);
+                (0..dimensions)
+                    .map(|dimension| {
+                        let (first, last) = (along(dimension).min(), along(dimension).max());
+                        last.zip(first).map_or(1, |(last, first)| (last - first) as usize + 1)
+                    })
+                    .collect()
+            }
+        }
+    }
+
     pub(super) fn compile(
         &self,
         program: &Program,

@@ -1,23 +1,27 @@
 //! Compiles a run's programs for absent hardware or this machine's devices, and reports their properties.
 
+mod cycles;
 mod gpu;
 pub(crate) mod hardware;
 mod report;
 
 use std::{
     collections::BTreeMap,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use mt_config::{AbsentHardware, AheadGroup, Chip, DebugGroup, DecodeConfig, RunGroup, TrainConfig};
 use mt_engine::DecodePlan;
 use mt_ir::Program;
-use mt_runtime::{CompileSettings, Installation, MemoryUse, OutOfMemory, RuntimeError, largest_arrays};
+use mt_runtime::{
+    CompileSettings, Installation, MemoryUse, OutOfMemory, Platform, RuntimeError, largest_arrays,
+};
 use mt_shape::{Placement, Topology};
 use mt_train::{Devices, TrainPlan};
 
 pub use self::{
+    cycles::{CostlyOperation, Cycles, CyclesError, LeftOut, Part, PartCycles},
     hardware::Target,
     report::{Array, Exchanged, Fit, Flops, Lack, Memory, ProgramReport, Report, Times},
 };
@@ -34,6 +38,24 @@ pub enum Subject {
     Decoding(Box<DecodeConfig>, AheadGroup),
 }
 
+/// What a report has beside memory, FLOPs and the roofline.
+#[derive(Clone, Debug, Default)]
+pub struct Extras {
+    /// Placement tables, which `progress` receives.
+    pub placement: bool,
+    /// The time by the compiler's final schedule.
+    pub cycles: Option<ScheduleDumps>,
+}
+
+/// Where a TPU's compiler dumps what the time by its schedule is read from.
+#[derive(Clone, Debug)]
+pub struct ScheduleDumps {
+    /// The directory that the compiler was told of before it was loaded (`mt_pjrt::dump_schedules`).
+    pub schedules: PathBuf,
+    /// A directory for the texts of modules, if the run does not dump them.
+    pub modules: PathBuf,
+}
+
 /// A report of progress during compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
@@ -43,8 +65,7 @@ pub enum Progress {
     Placements(String),
 }
 
-/// Compiles the programs of a configuration. `progress` receives the phases and, with `shows_placement`, the placement
-/// tables.
+/// Compiles the programs of a configuration. `progress` receives the phases, and the placement tables if requested.
 ///
 /// If a program does not fit into the memory of a device, the report says so; this is not an error.
 ///
@@ -52,34 +73,35 @@ pub enum Progress {
 /// The configuration is wrong or does not fit the hardware, or the compiler fails.
 pub fn compile(
     subject: Subject,
-    shows_placement: bool,
+    extras: &Extras,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Report, PlanError> {
     match subject {
-        Subject::Training(settings) => training(&settings, shows_placement, progress),
-        Subject::Decoding(settings, ahead) => decoding(&settings, &ahead, progress),
+        Subject::Training(settings) => training(&settings, extras, progress),
+        Subject::Decoding(settings, ahead) => decoding(&settings, &ahead, extras, progress),
     }
 }
 
 fn training(
     settings: &TrainConfig,
-    shows_placement: bool,
+    extras: &Extras,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Report, PlanError> {
     let (file, hardware) = (&settings.ahead.compiled_trainstep_file, settings.ahead.hardware()?);
     let plan_on = |devices: &Devices| TrainPlan::new(settings.clone(), devices).map_err(PlanError::from);
-    let (target, plan) = planned(hardware, &settings.run, &settings.debug, &plan_on, progress)?;
+    let (target, plan) = planned(hardware, &settings.run, &settings.debug, extras, &plan_on, progress)?;
     let start = Instant::now();
     let program = plan.train_step()?;
     let made = start.elapsed();
-    if shows_placement || plan.settings().debug.debug_sharding {
+    if extras.placement || plan.settings().debug.debug_sharding {
         progress(Progress::Placements(plan.placements()));
     }
     let [rows, length] = plan.batch_dims();
     let model = ModelFlops::new(&plan);
     let formula = Formula { flops: model.step, six_n_d: Some(model.six_n_d), tokens: model.tokens };
     let settings = plan.compile_settings();
-    let given = Given { program: &program, made, settings, formula, topology: plan.topology() };
+    let cycles = extras.cycles.as_ref();
+    let given = Given { program: &program, made, settings, formula, topology: plan.topology(), cycles };
     let arguments = plan.argument_bytes();
     let mut report = program_report(&target, &given, file.as_deref(), progress)?;
     report.predicted_arguments = Some(arguments);
@@ -97,6 +119,7 @@ fn training(
 fn decoding(
     settings: &DecodeConfig,
     ahead: &AheadGroup,
+    extras: &Extras,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Report, PlanError> {
     if ahead.compiled_trainstep_file.is_some() {
@@ -108,7 +131,7 @@ fn decoding(
         DecodePlan::new(settings.clone(), devices.platform, devices.number, attributes)
             .map_err(PlanError::from)
     };
-    let (target, plan) = planned(hardware, &settings.run, &settings.debug, &plan_on, progress)?;
+    let (target, plan) = planned(hardware, &settings.run, &settings.debug, extras, &plan_on, progress)?;
     let mut programs = Vec::new();
     let rows = plan.rows();
     let flops = plan.model().flops();
@@ -125,7 +148,8 @@ fn decoding(
         let flops = 2.0 * weights as f64 * tokens as f64;
         let formula = Formula { flops, six_n_d: None, tokens };
         let settings = plan.compile_settings();
-        let given = Given { program: &program, made, settings, formula, topology: plan.topology() };
+        let cycles = extras.cycles.as_ref();
+        let given = Given { program: &program, made, settings, formula, topology: plan.topology(), cycles };
         let mut report = program_report(&target, &given, None, progress)?;
         if let Fit::TooLarge(lack) = &mut report.fit {
             lack.remedies = vec![
@@ -150,15 +174,24 @@ fn planned<P>(
     hardware: Option<AbsentHardware>,
     run: &RunGroup,
     debug: &DebugGroup,
+    extras: &Extras,
     plan_on: &dyn Fn(&Devices) -> Result<P, PlanError>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(Target, P), PlanError> {
     let known = hardware.as_ref().map(hardware::devices);
+    let check = |devices: &Devices, name: &dyn Fn() -> String| match &extras.cycles {
+        Some(_) if devices.platform != Platform::Tpu => Err(PlanError::NoSchedule { hardware: name() }),
+        _ => Ok(()),
+    };
+    if let Some((devices, hardware)) = known.as_ref().zip(hardware.as_ref()) {
+        check(devices, &|| format!("`{}`", hardware.slice.name))?;
+    }
     let plan = known.as_ref().map(plan_on).transpose()?;
     progress(Progress::Phase("finding the compiler".to_owned()));
     let mut on_install = |installation: &Installation| progress(Progress::Phase(installation.to_string()));
     let target = Target::new(hardware, run, debug, &mut on_install)?;
     let devices = target.devices();
+    check(&devices, &|| target.name())?;
     // The plugin may list the devices of several slices in another order.
     match plan {
         Some(plan) if known.as_ref() == Some(&devices) => Ok((target, plan)),
@@ -199,6 +232,7 @@ struct Given<'a> {
     settings: CompileSettings,
     formula: Formula,
     topology: &'a Topology,
+    cycles: Option<&'a ScheduleDumps>,
 }
 
 fn program_report(
@@ -207,7 +241,8 @@ fn program_report(
     file: Option<&Path>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<ProgramReport, PlanError> {
-    let Given { program, made, settings, formula, topology } = given;
+    let Given { program, made, formula, topology, .. } = given;
+    let settings = &dumping(given);
     let num_devices = program.mesh.num_devices();
     progress(Progress::Phase(format!("compiling `{}` for {num_devices} devices", program.name)));
     let counts = &program.counts;
@@ -235,9 +270,10 @@ fn program_report(
         intensity: None,
         exchanges: Vec::new(),
         times: None,
+        cycles: None,
         written: Vec::new(),
     };
-    if let Some(directory) = settings.dump_of(&program.name) {
+    if let Some(directory) = given.settings.dump_of(&program.name) {
         let files = ["stablehlo.mlir", "optimized.hlo"];
         report.written.extend(files.map(|file| directory.join(format!("{}.{file}", program.name))));
     }
@@ -279,11 +315,46 @@ fn program_report(
         let work = Work { products, memory_bytes: activity.memory_bytes, exchanges: exchanges.collect() };
         report.times = times(chip, &work, formula, num_devices);
     }
+    report.cycles = cycles(target, given, settings)?;
     if let Some(file) = file {
         compiled.save(program, settings, file)?;
         report.written.push(file.to_owned());
     }
     Ok(report)
+}
+
+/// The settings of a program, with a dump of its module if its time by the schedule needs one.
+fn dumping(given: &Given<'_>) -> CompileSettings {
+    let settings = given.settings.clone();
+    match given.cycles {
+        Some(dumps) if settings.dump_of(&given.program.name).is_none() => {
+            CompileSettings { dump_to: Some(dumps.modules.clone()), dumped: String::new(), ..settings }
+        }
+        _ => settings,
+    }
+}
+
+/// The time of a compiled program by its schedule, if requested. The schedules are then deleted, because those of a
+/// later program have the same names.
+fn cycles(
+    target: &Target,
+    given: &Given<'_>,
+    settings: &CompileSettings,
+) -> Result<Option<Cycles>, PlanError> {
+    let Some(dumps) = given.cycles else { return Ok(None) };
+    let name = &given.program.name;
+    let num_devices = given.program.mesh.num_devices();
+    let chip = target.chip();
+    let core = chip.and_then(|chip| cycles::Core::new(chip, &target.sides(), num_devices));
+    let (Some(chip), Some(core)) = (chip, core) else {
+        return Err(PlanError::NoSchedule { hardware: target.device_kind() });
+    };
+    let modules = settings.module_dump_of(name).unwrap_or_else(|| dumps.modules.clone());
+    let read = cycles::Dumps { modules: &modules, schedules: &dumps.schedules };
+    let flops = given.formula.flops / num_devices as f64;
+    let cycles = read.time(core, flops, chip.peak_tflops * 1e12)?;
+    read.delete_schedules()?;
+    Ok(Some(cycles))
 }
 
 fn times(chip: &Chip, work: &Work, formula: &Formula, num_devices: usize) -> Option<Times> {

@@ -6,6 +6,8 @@ use mt_runtime::{Collective, MemoryUse, format_bytes};
 use mt_train::ArgumentBytes;
 use serde::Serialize;
 
+use super::Cycles;
+
 /// The result of a compilation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -47,6 +49,8 @@ pub struct ProgramReport {
     pub intensity: Option<f64>,
     pub exchanges: Vec<Exchanged>,
     pub times: Option<Times>,
+    /// The time by the compiler's final schedule, if requested.
+    pub cycles: Option<Cycles>,
     /// The written files.
     pub written: Vec<PathBuf>,
 }
@@ -366,6 +370,10 @@ impl fmt::Display for ProgramReport {
                 ),
             )?;
         }
+        if let Some(cycles) = &self.cycles {
+            write!(f, "{cycles}")?;
+        }
+        let mut line = |name: &str, value: String| writeln!(f, "{name:<16}{value}");
         for path in &self.written {
             line("written", path.display().to_string())?;
         }

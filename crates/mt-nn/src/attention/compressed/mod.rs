@@ -8,7 +8,7 @@ use mt_derive::Tree;
 use mt_shape::{Axis, DType, LogicalAxis, axis, logical};
 use mt_trace::Tensor;
 
-use super::{AttentionOptions, Segments};
+use super::{AttentionOptions, Segments, in_core};
 use crate::{
     Linear, RESIDUAL, RmsNorm, Rotary, RotaryAngles, RotaryOptions, WHOLE_SEQUENCES,
     axes::{BATCH, EMBED, HEAD_DIM, INDEX_HEADS, KV_HEADS, KV_POSITION, POSITION, QUERY_HEADS, QUERY_LATENT},
@@ -277,7 +277,9 @@ impl<'t> CompressedAttention<Tensor<'t>> {
         let states = [next(), next()];
         let pooled =
             options.blocks.and_then(|blocks| self.pooled(&call, blocks, states, options, &mut after));
-        let context = scores::attend(query, call.segments, &local, pooled, self.sinks, &options.attention);
+        let context = in_core(query, || {
+            scores::attend(query, call.segments, &local, pooled, self.sinks, &options.attention)
+        });
         let context = context.constrain(&COMPRESSED_QUERY).named("context").named("attention_out");
         let output = self.output(restored(context, call.angles, options), options);
         let output = order.store(output.constrain(&QUERY_INPUT), POSITION);

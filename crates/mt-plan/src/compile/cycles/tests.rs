@@ -1,0 +1,127 @@
+//! The time of a reduced dump of libtpu, compared with an independent script's (`tests/goldens/reduce_dump.py`).
+
+use std::{fs, io::Read};
+
+use flate2::read::GzDecoder;
+use mt_config::CompileTopology;
+
+use super::{Core, Cycles, Dumps, Part, clock, operation_of, schedule::Schedule};
+
+const DUMP: &[u8] = include_bytes!("../../../tests/goldens/dump.txt.gz");
+const EXPECTED: &str = include_str!("../../../tests/goldens/dump.json");
+
+fn v5e_4() -> Core {
+    let topology = CompileTopology::named("v5e-4").unwrap();
+    Core::new(topology.chip, topology.sides(), 4).unwrap()
+}
+
+/// Writes the files of a reduced dump, without those for which `leaves_out` holds, and times them.
+fn time(leaves_out: &dyn Fn(&str) -> bool) -> Result<Cycles, super::CyclesError> {
+    let directory = tempfile::tempdir().unwrap();
+    let mut dump = String::new();
+    GzDecoder::new(DUMP).read_to_string(&mut dump).unwrap();
+    for file in dump.split("==> ").skip(1) {
+        let (path, text) = file.split_once(" <==\n").unwrap();
+        if !leaves_out(path) {
+            let path = directory.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+    }
+    let of = |name: &str| directory.path().join(name);
+    let (modules, schedules) = (of("modules"), of("llo"));
+    Dumps { modules: &modules, schedules: &schedules }.time(v5e_4(), 1e9, 1.97e14)
+}
+
+#[test]
+fn a_dump_takes_the_cycles_of_the_reference() {
+    let cycles = time(&|_| false).unwrap();
+    let expected: serde_json::Value = serde_json::from_str(EXPECTED).unwrap();
+    let check = |name: &str, actual: f64| {
+        let expected = expected[name].as_f64().unwrap();
+        assert!((actual / expected - 1.0).abs() < 1e-3, "{name}: {actual}, not {expected}");
+    };
+    check("cycles", cycles.cycles);
+    check("estimated_cycles", cycles.estimated_cycles);
+    check("op_runs", cycles.op_runs);
+    let part = |part: Part| cycles.parts.iter().find(|each| each.part == part).unwrap();
+    check("waited_collectives", part(Part::WaitedCollectives).cycles);
+    for each in [Part::DenseProducts, Part::Attention, Part::HeadAndLoss, Part::Optimizer] {
+        assert!(part(each).cycles > 0.0, "{each:?}");
+    }
+    let sum: f64 = cycles.parts.iter().map(|part| part.cycles).sum();
+    assert!((sum / cycles.cycles - 1.0).abs() < 1e-9);
+    assert_eq!(cycles.costliest.len(), 10);
+    assert!(cycles.costliest.windows(2).all(|pair| pair[0].cycles >= pair[1].cycles));
+    assert!(cycles.left_out.without_schedule > 0.0, "the reduced dump lacks the longest schedules");
+    assert!((cycles.seconds * 1.5e9 / cycles.cycles - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn missing_dumps_are_errors() {
+    let message = |leaves_out: &dyn Fn(&str) -> bool| time(leaves_out).unwrap_err().to_string();
+    let module = message(&|path| path.starts_with("modules"));
+    assert!(module.contains("the compiler dumped no module to"), "{module}");
+    let schedules = message(&|path| path.starts_with("llo"));
+    assert!(schedules.contains("the compiler dumped no schedule to"), "{schedules}");
+}
+
+#[test]
+fn loops_of_a_schedule_run_for_each_window() {
+    let text = "\
+        0x0 : { vmatmul.bf16 }\n\
+        0x1 : {}\n\
+        0x2 LB: > { vdelay 3 }\n\
+        0x3 : > { vmatmul.bf16 ; vmatmul.bf16 ; vmatmul.f32 ; vmatmul.lmr.bf16 }\n\
+        0x4 LB: >> { %p1_p2 = scmp.ge.s32.totalorder %s1_s2, 5 }\n\
+        0x5 : >> { sbr.rel (!%p1_p2) target = $region1 }\n\
+        not a bundle\n\
+        0x6 : { }\n";
+    let schedule = Schedule::parse(text);
+    // Three bundles outside, 4 + 1 in the outer loop, and 2 in the inner one, whose counter ends at 5.
+    assert_eq!(schedule.cycles(1), 3.0 + 5.0 + 2.0 * 5.0);
+    assert_eq!(schedule.cycles(10), 3.0 + 10.0 * (5.0 + 2.0 * 5.0));
+    let products = "0x0 LB: > { vmatmul.bf16 ; vmatmul.bf16 ; vmatmul.bf16 }\n";
+    // The matrix units are fed for longer than the bundle takes to issue.
+    assert_eq!(Schedule::parse(products).cycles(8), 8.0 * 3.0 * 16.0 / 4.0);
+}
+
+#[test]
+fn names_and_groups_are_read() {
+    assert_eq!(operation_of("179-fusion.12-01-final_bundles.txt").as_deref(), Some("fusion.12"));
+    assert_eq!(operation_of("179-all-gather.3-01-final_bundles.txt").as_deref(), Some("all-gather.3"));
+    assert_eq!(operation_of("179-fusion.12-00-schedule-analysis_final_bundles.txt"), None);
+    for (groups, expected) in [
+        ("replica_groups=[2,4]<=[8], dimensions={0}", 4),
+        ("replica_groups={{0,1},{2,3}}, x", 2),
+        ("replica_groups=mesh['axis_0'=4] {'axis_0'}, x", 4),
+        ("replica_groups=mesh['a'=2,'b'=8] {'b'}, x", 8),
+        ("replica_groups=mesh['a'=2,'b'=8] {'a','b'}, x", 16),
+        ("replica_groups=mesh['a'=2,'b'=8] {'b':(2)4}, x", 4),
+    ] {
+        assert_eq!(clock::group_size(groups), Some(expected), "{groups}");
+    }
+    assert_eq!(clock::group_size("channel_id=3"), None);
+}
+
+#[test]
+fn a_kernels_grid_is_read_from_its_text() {
+    // `module { iteration_bounds = array<i64: 4, 8> }`
+    let body = "bW9kdWxlIHsgaXRlcmF0aW9uX2JvdW5kcyA9IGFycmF5PGk2NDogNCwgOD4gfQ==";
+    assert_eq!(clock::grid_of(body), Some(32));
+    assert_eq!(clock::grid_of("not base64!"), None);
+}
+
+#[test]
+fn links_and_clocks_follow_the_slice() {
+    let core = |name: &str| {
+        let topology = CompileTopology::named(name).unwrap();
+        Core::new(topology.chip, topology.sides(), topology.devices_per_slice())
+    };
+    let v5e = core("v5e-4").unwrap();
+    assert_eq!(v5e.memory_per_cycle, 8.19e11 / 1.5e9);
+    // Two of four links, of 45 GB/s each.
+    assert!((v5e.links_per_cycle - 2.0 * 45e9 / 1.5e9).abs() < 1e-9);
+    assert_eq!(core("v5e-256").unwrap().links_per_cycle, 2.0 * v5e.links_per_cycle);
+    assert_eq!(core("h100-8"), None);
+}
