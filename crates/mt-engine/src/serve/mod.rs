@@ -42,4 +42,6 @@ pub use request::{
 pub(crate) use scheduler::{Pause, Piece, Plan, Scheduler, SequenceId};
 pub use speculation::{DraftModel, Speculation, SpeculationMethod};
 pub(crate) use steps::{Adjustment, DeviceSteps, Executables, StepChoice, StepSizes, Steps};
+#[cfg(test)]
+pub(crate) use tests::SEVERAL_AXES_OF_ROWS;
 pub(crate) use worker::{Worker, row};
