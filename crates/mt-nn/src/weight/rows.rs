@@ -134,13 +134,14 @@ fn of_all<'t>(
     over: &[&'static str],
     choices: AdapterChoices<Tensor<'t>>,
 ) -> Tensor<'t> {
-    let low = x.contract(arrays[0], over);
+    let [a, b] = [arrays[0], arrays[1]].map(|array| array.cast(x.dtype()));
+    let low = x.contract(a, over);
     let (region, axes) = (x.region(), low.axes());
     let adapters = low.axis(ADAPTER);
     let of_rows = [x.axis(BATCH), adapters];
     let is_chosen = (region.iota(DType::I32, adapters).broadcast(&of_rows) + 1.0).equals(choices.choices);
     let low = is_chosen.broadcast(&axes).select(low, region.full(low.dtype(), &axes, 0.0));
-    low.contract(arrays[1], &[ADAPTER, LORA_RANK])
+    low.contract(b, &[ADAPTER, LORA_RANK])
 }
 
 /// The factors by which weights with learned norms multiply their outputs, with the indices of the parameters that hold
