@@ -10,8 +10,7 @@ use mt_config::{DecodeConfig, LoadConfig, Notice};
 use mt_data::Tokenizer;
 use mt_models::{
     ArrayUse, Model, SavedParameters, StateArray, StateSpec, build,
-    decoder::{Decoder, FusionConfig},
-    hugging_face::{check_files, has_tensor, is_hugging_face},
+    hugging_face::{check_files, is_hugging_face},
 };
 use mt_runtime::{Array, CompileSettings, OnInstall, Runtime, notes_on, start_runtime};
 use mt_shape::{Placement, PlacementRow, Sharding, check_axes, placement_table};
@@ -124,35 +123,6 @@ fn opened(config: &LoadConfig) -> Result<(Arc<dyn Model>, SavedParameters), Engi
 /// As [`load_model`].
 pub fn load_beside(config: &LoadConfig, other: &LoadedModel) -> Result<LoadedModel, EngineError> {
     let (model, saved) = opened(config)?;
-    beside(config, other, model, &saved)
-}
-
-/// Loads the decoder of a published directory that drafts from the states of another model (EAGLE), on its devices.
-///
-/// # Errors
-/// As [`load_model`].
-pub fn load_eagle(config: &LoadConfig, other: &LoadedModel) -> Result<LoadedModel, EngineError> {
-    let path = config.checkpoint.parameters_path().ok_or(EngineError::NoCheckpoint)?;
-    let wrong = |problem: &str, hint: &str| {
-        let problem = format!("`{}` {problem}", path.display());
-        Err(EngineError::Speculation { problem, hint: hint.to_owned() })
-    };
-    // A vocabulary of its own, or a layer that reads states of several layers.
-    if ["d2t", "t2d", "midlayer.hidden_norm.weight"].iter().any(|name| has_tensor(path, name)) {
-        return wrong(
-            "holds a layer of EAGLE-3, which is not built",
-            "name a directory with a layer of EAGLE or EAGLE-2, or use another `speculative_method`",
-        );
-    }
-    if !has_tensor(path, "fc.weight") {
-        return wrong(
-            "has no tensor `fc.weight`, and so no layer of EAGLE",
-            "name a directory with `fc`, `embed_tokens` and `layers.0`, or use `speculative_method=draft_model`",
-        );
-    }
-    let fusion = FusionConfig { has_bias: has_tensor(path, "fc.bias") };
-    let model: Arc<dyn Model> = Arc::new(Decoder::drafting(&config.model, fusion)?);
-    let saved = SavedParameters::open_with(&*model, path, None)?;
     beside(config, other, model, &saved)
 }
 

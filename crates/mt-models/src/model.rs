@@ -49,6 +49,10 @@ pub enum ModelError {
          `batch_invariant`; docs/serving.md lists the layers that it takes"
     )]
     NotInvariant { computation: String },
+    #[error(
+        "a decoder that drafts from states of several layers has one layer, whose mixer is attention, but this one has {num_layers} layers or another mixer\nhint: name a directory with a layer of EAGLE-3 in one of its published forms"
+    )]
+    NotOneAttention { num_layers: usize },
     #[error("the layers of `engram_layers` depend on the tokenizer: {reason}")]
     NoVocabulary { reason: String },
     #[error(
@@ -426,6 +430,7 @@ pub trait ForwardPass {
     }
 
     /// Applies the first module that predicts further tokens, or a decoder that drafts for another model, in generation.
+    /// `parameters` ends with the other model's embedding table if the decoder has none.
     /// `carried` are the states of tokens, and
     /// `next` holds the tokens that follow them, at the positions of the former. From the results, the head predicts the
     /// tokens behind `next`.
@@ -441,6 +446,9 @@ pub trait ForwardPass {
     ) -> Prediction<'t> {
         unreachable!("models without modules predict no further tokens")
     }
+
+    /// The number of layers behind which the residual stream has the width of hidden states; 0 with several streams.
+    fn num_stream_layers(&self) -> usize;
 
     /// Whether the model has an encoder, so that its tokens need a source ([`Tokens::source`]).
     fn reads_source(&self) -> bool {

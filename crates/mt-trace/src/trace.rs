@@ -59,6 +59,14 @@ impl Region<'_> {
     pub fn target(self) -> Target {
         self.trace.target
     }
+
+    /// The number of devices among which the compiler divides the program; 1 in per-device code.
+    pub fn num_devices(self) -> usize {
+        match self.trace.is_for_one_device() {
+            true => 1,
+            false => self.trace.placement.mesh().num_devices(),
+        }
+    }
 }
 
 /// The region of a body. It knows that the enclosing region lives longer, so the body may use handles of both, while

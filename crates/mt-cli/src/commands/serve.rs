@@ -131,14 +131,6 @@ fn generator(
     speculation: Option<Speculation>,
 ) -> Result<(Arc<dyn Generator>, PromptBounds), Failure> {
     let bounds = PromptBounds::of(decode, &*loaded.model);
-    let devices = loaded.placement.mesh().num_devices();
-    if let Some(adapter) = adapters.first().filter(|_| devices > 1) {
-        let name = &adapter.name;
-        return Err(Failure::user(format!(
-            "`--adapter` names `{name}`, but adapters are served from one device, and the mesh has {devices}\n\
-             hint: use one device, or serve a model that the adapter was merged into"
-        )));
-    }
     let options = ServeOptions { speculation, ..serve_options(decode, num_choices, bounds) };
     let served = if adapters.is_empty() {
         None

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use mt_config::{Config, DecodeConfig, SpeculativeMethod};
 use mt_data::{DataError, Tokenizer};
 use mt_engine::{
-    LoadedModel, load_beside, load_eagle,
-    serve::{DraftModel, MedusaHeads, Speculation, SpeculationMethod},
+    LoadedModel, load_beside,
+    serve::{DraftModel, MedusaHeads, Speculation, SpeculationMethod, load_eagle},
 };
 
 use crate::{
@@ -71,20 +71,20 @@ impl PreparedSpeculation {
 
     /// Loads the source of drafts onto the devices of the model that it drafts for.
     pub fn load(self, loaded: &LoadedModel) -> Result<Speculation, Failure> {
-        let say_source = |draft: &LoadedModel| say!("drafting with: {}", draft.checkpoint.display());
+        let say_source = |checkpoint: &Path| say!("drafting with: {}", checkpoint.display());
         let mut most = usize::MAX;
         let method = match self.method {
             PreparedMethod::NGrams { shortest, longest } => SpeculationMethod::NGrams { shortest, longest },
             PreparedMethod::Predictions => SpeculationMethod::Predictions,
             PreparedMethod::Model(draft) => {
                 let draft = load_beside(&draft.loading(), loaded)?;
-                say_source(&draft);
+                say_source(&draft.checkpoint);
                 SpeculationMethod::Model(DraftModel::from(draft))
             }
             PreparedMethod::Eagle(draft) => {
-                let draft = load_eagle(&draft.loading(), loaded)?;
-                say_source(&draft);
-                SpeculationMethod::Eagle(DraftModel::from(draft))
+                let eagle = load_eagle(&draft.loading(), loaded)?;
+                say_source(&eagle.checkpoint);
+                SpeculationMethod::Eagle(eagle)
             }
             PreparedMethod::Medusa(directory) => {
                 let heads = MedusaHeads::load(&directory, loaded)?;

@@ -54,25 +54,7 @@ fn adapters_answer_by_name() {
     assert_eq!(models[0][..2], [&json!("base"), &Value::Null]);
     assert_eq!(models[1], [&json!("run"), &json!("base"), &json!("runs/tuned")]);
     assert_eq!(models[2], [&json!("peft"), &json!("base"), &json!("peft")]);
-    // At once, so that steps have rows of all.
-    std::thread::scope(|scope| {
-        for (name, expected) in [
-            ("base", &of_base),
-            ("run", &of_tuned),
-            ("peft", &of_tuned),
-            ("base", &of_base),
-            ("run", &of_tuned),
-        ] {
-            let server = &server;
-            scope.spawn(move || {
-                let body =
-                    json!({ "model": name, "prompt": "the river", "max_tokens": 20, "temperature": 0 });
-                let (status, answer) = server.post("/v1/completions", &body);
-                assert_eq!((status, &answer["model"]), (200, &json!(name)), "{answer}");
-                assert_eq!(&answer["choices"][0]["text"], expected, "{name}: {answer}");
-            });
-        }
-    });
+    check_answers_at_once(&server, &of_base, &of_tuned);
     let score = |name: &str| -> f64 {
         let body =
             json!({ "model": name, "prompt": "the river", "max_tokens": 1, "temperature": 0, "logprobs": 0 });
@@ -102,6 +84,28 @@ fn adapters_answer_by_name() {
     assert!(distance(&mean, &vector(json!({ "model": "run" }))) > 1e-4);
     assert!(distance(&vector(json!({ "model": "run" })), &vector(json!({ "model": "peft" }))) < 1e-5);
     server.end();
+
+    let mesh = ["num_cpu_devices=8", "ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"];
+    let server = Server::start(&mut sandbox.program(&[&serve[..], &mesh].concat()));
+    check_answers_at_once(&server, &of_base, &of_tuned);
+    server.end();
+}
+
+/// Asks the base and both adapters at once, so that steps have rows of all.
+fn check_answers_at_once(server: &Server, of_base: &Value, of_tuned: &Value) {
+    std::thread::scope(|scope| {
+        for (name, expected) in
+            [("base", of_base), ("run", of_tuned), ("peft", of_tuned), ("base", of_base), ("run", of_tuned)]
+        {
+            scope.spawn(move || {
+                let body =
+                    json!({ "model": name, "prompt": "the river", "max_tokens": 20, "temperature": 0 });
+                let (status, answer) = server.post("/v1/completions", &body);
+                assert_eq!((status, &answer["model"]), (200, &json!(name)), "{answer}");
+                assert_eq!(&answer["choices"][0]["text"], expected, "{name}: {answer}");
+            });
+        }
+    });
 }
 
 #[test]
@@ -117,7 +121,6 @@ fn wrong_adapters_are_refused_at_the_start() {
     check(&["--adapter", "one=peft", "--adapter", "one=runs/tuned"], &["two adapters have the name `one`"]);
     check(&["--adapter", "one=runs/base"], &["`runs/base` holds no adapters"]);
     check(&["--pooling", "max"], &["`--pooling` is `max`", "`last` or `mean`"]);
-    check(&["--adapter", "one=peft", "num_cpu_devices=2"], &["adapters are served from one device"]);
     // A base of another width.
     sandbox.train("wide", &["steps=1", "max_target_length=64", "base_emb_dim=48"]).succeeded();
     let wide = ["serve", "load_parameters_path=runs/wide", "--port", "0", "--adapter"];

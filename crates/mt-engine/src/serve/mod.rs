@@ -8,6 +8,7 @@ mod adapters;
 mod answers;
 mod beams;
 mod choice;
+mod eagle;
 mod handle;
 mod host_pages;
 mod medusa;
@@ -29,6 +30,7 @@ mod worker;
 pub use adapters::{AdapterSource, ServedAdapters, load_served_adapters};
 pub use answers::Answers;
 pub use beams::{BeamEnding, BeamSearch};
+pub use eagle::{EagleModel, load_eagle};
 pub use handle::{EngineHandle, ServedModel};
 pub(crate) use handle::{Prepared, Shared, pool_sizes};
 pub use medusa::MedusaHeads;
@@ -42,4 +44,6 @@ pub use request::{
 pub(crate) use scheduler::{Pause, Piece, Plan, Scheduler, SequenceId};
 pub use speculation::{DraftModel, Speculation, SpeculationMethod};
 pub(crate) use steps::{Adjustment, DeviceSteps, Executables, StepChoice, StepSizes, Steps};
+#[cfg(test)]
+pub(crate) use tests::SEVERAL_AXES_OF_ROWS;
 pub(crate) use worker::{Worker, row};

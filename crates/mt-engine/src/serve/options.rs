@@ -3,7 +3,10 @@
 use mt_models::Model;
 use mt_runtime::CompileSettings;
 
-use super::{AnswerLimits, GenerationRequest, Speculation, SpeculationMethod, TokenChoice, steps::StepSizes};
+use super::{
+    AnswerLimits, EagleModel, GenerationRequest, Speculation, SpeculationMethod, TokenChoice,
+    steps::StepSizes,
+};
 use crate::{EngineError, PromptBounds};
 
 /// The options of a running engine.
@@ -108,7 +111,7 @@ impl ServeOptions {
             );
         }
         speculation.check_model(model, self.num_choices)?;
-        if let SpeculationMethod::Model(draft) | SpeculationMethod::Eagle(draft) = method {
+        if let SpeculationMethod::Model(draft) | SpeculationMethod::Eagle(EagleModel { draft, .. }) = method {
             self.prompts = self.prompts.within(&*draft.model);
         }
         Ok(())

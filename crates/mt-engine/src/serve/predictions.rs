@@ -31,7 +31,7 @@ impl ServePrograms {
     ) -> (Vec<Tensor<'t>>, Option<Tensor<'t>>) {
         let first = match &self.drafter {
             // It predicts what the head receives.
-            Some(Drafter::Eagle(_)) => states.hidden,
+            Some(Drafter::Eagle(_)) => states.of_layers.unwrap_or(states.hidden),
             _ => states.carried,
         };
         let (made, mut pools) = self.prediction_pass(rows, first, pools, read);
@@ -68,18 +68,23 @@ impl ServePrograms {
     ) -> (States<'t>, Vec<Tensor<'t>>) {
         let specs = self.pools().split_off(self.num_own_pools());
         let (model, parameters) = match &self.drafter {
-            Some(Drafter::Eagle(draft)) => (&draft.model, &rows.drafter),
-            _ => (&self.programs.model, &rows.parameters),
+            Some(Drafter::Eagle(eagle)) => (&eagle.draft.model, eagle.of_layer(&*self.programs.model, rows)),
+            _ => (&self.programs.model, rows.parameters.clone()),
         };
         self.pass(pools, &specs, read, |tokens, forward| {
             let state = forward.state.expect("the pass has a state");
-            let made = model.predict(parameters, carried, tokens, state);
-            (States { hidden: made.hidden, carried: made.carried }, made.state)
+            let made = model.predict(&parameters, carried, tokens, state);
+            (States { hidden: made.hidden, carried: made.carried, of_layers: None }, made.state)
         })
     }
 
     /// The most probable token of each row: `[batch, position, embed] -> i32[batch, position]`, for one position.
     fn likeliest<'t>(&self, rows: &Rows<'t>, hidden: Tensor<'t>) -> Tensor<'t> {
+        if let Some(Drafter::Eagle(eagle)) = &self.drafter
+            && eagle.reads_layers()
+        {
+            return self.likeliest_of_eagle(eagle, rows, hidden);
+        }
         let logits = self.programs.model.head(&rows.parameters, hidden).squeeze(POSITION);
         let logits = logits.order(&[BATCH, VOCAB]).cast(DType::F32);
         let possible = logits.slice(VOCAB, 0, self.programs.num_choices);

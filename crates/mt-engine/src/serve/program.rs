@@ -583,9 +583,14 @@ impl ServePrograms {
         let read = ReadTokens { count, ..rows.read.clone() };
         let (own, of_drafter) = rows.pools.split_at(self.num_own_pools());
         let forward = |tokens, forward| {
-            let forward = Forward { adapters: rows.adapters, ..forward };
+            let layer_outputs = self.drafter.as_ref().map(Drafter::layer_outputs).unwrap_or_default();
+            let forward = Forward { adapters: rows.adapters, layer_outputs, ..forward };
             let made = self.programs.model.hidden(&rows.parameters, tokens, forward);
-            (States { hidden: made.hidden, carried: made.carried }, made.state)
+            let of_layers = match &self.drafter {
+                Some(Drafter::Eagle(eagle)) => eagle.states_of(&made.layer_outputs),
+                _ => None,
+            };
+            (States { hidden: made.hidden, carried: made.carried, of_layers }, made.state)
         };
         let (states, mut pools) = self.pass(own, &self.pools(), &read, forward);
         pools.extend(of_drafter);

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use mt_models::{Kept, Model, StateSpec};
+use mt_models::{Kept, LayerOutput, Model, StateSpec};
 use mt_nn::{
     ParamSpec,
     axes::{BATCH, POSITION, VOCAB},
@@ -12,7 +12,7 @@ use mt_shape::{DType, Path, axis};
 use mt_trace::{Inputs, Tensor};
 
 use super::{
-    MedusaHeads,
+    EagleModel, MedusaHeads,
     choice::RowChoices,
     program::{ReadTokens, Rows, ServePrograms},
     verify::DRAFTING,
@@ -43,8 +43,8 @@ pub enum SpeculationMethod {
     Model(DraftModel),
     /// The model's own module that predicts further tokens.
     Predictions,
-    /// A decoder that predicts the model's states ([`crate::load_eagle`]).
-    Eagle(DraftModel),
+    /// A decoder that predicts the model's states.
+    Eagle(EagleModel),
     /// Heads that each predict a later token.
     Medusa(MedusaHeads),
 }
@@ -118,7 +118,7 @@ pub(crate) enum Drafter {
     /// The first module of the model that predicts further tokens.
     Predictions(Arc<dyn Model>),
     /// A decoder that predicts the model's states.
-    Eagle(DraftModel),
+    Eagle(EagleModel),
     Medusa(MedusaHeads),
 }
 
@@ -129,6 +129,8 @@ pub(super) struct States<'t> {
     pub hidden: Tensor<'t>,
     /// Those that modules read.
     pub carried: Tensor<'t>,
+    /// Those of several layers that a drafter reads: `[batch, position, states_of_layers]`.
+    pub of_layers: Option<Tensor<'t>>,
 }
 
 /// The results of a drafter that has read the tokens of a step.
@@ -145,7 +147,7 @@ impl Speculation {
             SpeculationMethod::NGrams { .. } => None,
             SpeculationMethod::Model(draft) => Some(Drafter::Model(draft.clone())),
             SpeculationMethod::Predictions => Some(Drafter::Predictions(model.clone())),
-            SpeculationMethod::Eagle(draft) => Some(Drafter::Eagle(draft.clone())),
+            SpeculationMethod::Eagle(eagle) => Some(Drafter::Eagle(eagle.clone())),
             SpeculationMethod::Medusa(heads) => Some(Drafter::Medusa(heads.clone())),
         }
     }
@@ -173,8 +175,10 @@ impl Speculation {
                 )),
                 Some(specs) => check_state("module that predicts further tokens", &specs),
             },
-            SpeculationMethod::Eagle(draft) => {
-                if draft.model.width() != model.width() {
+            SpeculationMethod::Eagle(eagle) => {
+                let draft = &eagle.draft;
+                // The widths of layers' states were compared when the decoder was loaded.
+                if !eagle.reads_layers() && draft.model.width() != model.width() {
                     return Err(wrong(
                         format!(
                             "the layer that drafts predicts states of {} numbers, but those of the model have {}",
@@ -203,7 +207,7 @@ impl Drafter {
     /// The parameters that follow those of the model.
     pub fn arrays(&self) -> Arc<Vec<Array>> {
         match self {
-            Self::Model(draft) | Self::Eagle(draft) => draft.parameters.clone(),
+            Self::Model(draft) | Self::Eagle(EagleModel { draft, .. }) => draft.parameters.clone(),
             Self::Predictions(_) => Arc::default(),
             Self::Medusa(heads) => heads.arrays(),
         }
@@ -214,7 +218,7 @@ impl Drafter {
         let first = others.last().map_or(0, |last| last.group + 1);
         let own = match self {
             Self::Model(draft) => draft.model.state(1, max_length, 0),
-            Self::Predictions(model) | Self::Eagle(DraftModel { model, .. }) => {
+            Self::Predictions(model) | Self::Eagle(EagleModel { draft: DraftModel { model, .. }, .. }) => {
                 model.prediction_state(1, max_length).unwrap_or_default()
             }
             Self::Medusa(_) => Vec::new(),
@@ -225,7 +229,7 @@ impl Drafter {
     /// Declares the parameters as inputs.
     pub fn parameters<'t>(&self, inputs: &Inputs<'t>) -> Vec<Tensor<'t>> {
         let specs = match self {
-            Self::Model(draft) | Self::Eagle(draft) => draft.model.parameters(),
+            Self::Model(draft) | Self::Eagle(EagleModel { draft, .. }) => draft.model.parameters(),
             Self::Predictions(_) => return Vec::new(),
             Self::Medusa(heads) => return heads.parameters(inputs),
         };
@@ -233,12 +237,24 @@ impl Drafter {
         let declare = |((path, spec), array): (&(Path, ParamSpec), &Array)| {
             inputs.input(&format!("drafter.{path}"), array.dtype(), &spec.axes, &spec.logical_axes, false)
         };
-        specs.iter().zip(arrays.iter()).map(declare).collect()
+        let mut declared: Vec<Tensor<'t>> = specs.iter().zip(arrays.iter()).map(declare).collect();
+        if let Self::Eagle(eagle) = self {
+            declared.extend(eagle.map(inputs));
+        }
+        declared
     }
 
     /// Whether the drafter reads the model's states, and so drafts at the end of a step.
     pub fn reads_states(&self) -> bool {
         !matches!(self, Self::Model(_))
+    }
+
+    /// The kinds of layer outputs of the model that the drafter reads.
+    pub fn layer_outputs(&self) -> Vec<LayerOutput> {
+        match self {
+            Self::Eagle(eagle) if eagle.reads_layers() => vec![LayerOutput::Residual],
+            _ => Vec::new(),
+        }
     }
 
     /// Whether the drafter reads the token after each token of a prompt.
@@ -287,7 +303,7 @@ impl ServePrograms {
         let specs = self.pools().split_off(self.num_own_pools());
         self.pass(pools, &specs, read, |tokens, forward| {
             let made = draft.model.hidden(parameters, tokens, forward);
-            (States { hidden: made.hidden, carried: made.carried }, made.state)
+            (States { hidden: made.hidden, carried: made.carried, of_layers: None }, made.state)
         })
     }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     Engine, EngineError, EngineOptions, Limits, LoadedModel, PromptBounds, Request, SamplingOptions,
-    ScoredRows, SourceBounds, load_model, score,
+    ScoredRows, SourceBounds, load_model, score, serve::SEVERAL_AXES_OF_ROWS,
 };
 
 /// The rows of tokens in a golden value.
@@ -174,6 +174,43 @@ fn check_logits_of_sources(loaded: &LoadedModel, golden: &Golden) {
         message.starts_with("source 1 has no token\nhint: give each source at least one token"),
         "{message}"
     );
+}
+
+/// Rows that are split over several axes, beside split heads, in the encoder as in the decoder.
+#[test]
+fn eight_devices_answer_sources_as_the_published_models_do() {
+    let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-models/tests/goldens/families");
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../mt-models");
+    for name in ["t5_relu_tied", "t5_gated_untied"] {
+        let golden = Golden::open(manifest, &format!("families/{name}/golden.safetensors"));
+        let (expected, sources) = (token_rows(&golden, "greedy"), sources(&golden));
+        for keys in SEVERAL_AXES_OF_ROWS {
+            let config = config_with(&families.join(name), keys);
+            let loaded = load_model(&config, &mut |_| {}).unwrap();
+            assert_eq!(loaded.placement.mesh().num_devices(), 8);
+            let options = EngineOptions {
+                prompts: PromptBounds {
+                    vocab_size: loaded.vocab_size,
+                    max_target_length: 12,
+                    max_prefill_length: 1,
+                    source: SourceBounds::of(&config.model, &*loaded.model),
+                },
+                num_choices: loaded.vocab_size,
+                max_batch: 8,
+                compile: CompileSettings::default(),
+            };
+            let types = loaded.parameters.iter().map(Array::dtype).collect();
+            let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, types, options);
+            let session = engine.with(&loaded.parameters).unwrap();
+            let requests: Vec<Request> =
+                sources.iter().map(|prompt| Request { prompt: prompt.clone(), sample: 0 }).collect();
+            let limits = Limits { max_new_tokens: Some(expected[0].len()), stop: Vec::new() };
+            let go_on = |_| ControlFlow::Continue(());
+            let made = session.generate(&requests, &SamplingOptions::GREEDY, &limits, go_on).unwrap();
+            let answers: Vec<Vec<u32>> = made.rows.into_iter().map(|row| row.tokens).collect();
+            assert_eq!(answers, expected, "{name}, {keys:?}");
+        }
+    }
 }
 
 /// The encoder reads sources of different lengths once, and the answers are those of transformers.

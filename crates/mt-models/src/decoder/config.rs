@@ -65,6 +65,21 @@ pub struct DecoderConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FusionConfig {
     pub has_bias: bool,
+    /// Set if the decoder reads states of several layers (EAGLE-3).
+    pub states: Option<LayerStatesConfig>,
+}
+
+/// A drafting decoder that reads states of several layers of another model, and has a head of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerStatesConfig {
+    /// The width of all states of a token together.
+    pub width: usize,
+    /// The number of tokens from which the head chooses.
+    pub vocab: usize,
+    /// Whether the decoder has an embedding table, or uses that of the model.
+    pub has_table: bool,
+    /// Whether the residual stream of the layer begins with the normalized states.
+    pub begins_normalized: bool,
 }
 
 /// The embedding of tokens before the first layer.

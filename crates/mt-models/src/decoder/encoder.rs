@@ -155,7 +155,7 @@ impl<'t> DecoderParameters<Tensor<'t>> {
         let encoder = self.encoder.as_ref().expect("only models with an encoder read a source");
         let segments = Segments::within(source.segmentation, source.order);
         let ends = config.dropout_at_ends(forward, source.order, true);
-        let x = config.embedded(&self.token_embedder, source.tokens).constrain(&RESIDUAL);
+        let x = config.embedded(self.table(), source.tokens).constrain(&RESIDUAL);
         let x = ends.apply("embedding", x);
         let inputs = StackInputs {
             tokens: source.tokens,
@@ -168,6 +168,7 @@ impl<'t> DecoderParameters<Tensor<'t>> {
             dropout: forward.dropout.filter(|_| config.drops()),
             state: None,
             adapters: None,
+            mixer_input: None,
             per_layer: None,
             wanted: wanted.to_vec(),
             layers_in: forward.layers_in,

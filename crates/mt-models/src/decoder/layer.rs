@@ -55,6 +55,8 @@ pub struct PerLayerInput<L> {
 pub(super) struct LayerInputs<'a, 't> {
     /// The inputs of all parts, with the state of the whole layer.
     pub parts: PartInputs<'a, 't>,
+    /// The input of the mixer, if it is not the normalized residual stream.
+    pub mixer_input: Option<Tensor<'t>>,
     /// The layer's per-layer embeddings of the tokens.
     pub per_layer: Option<Tensor<'t>>,
     pub residual: ResidualConnection,
@@ -170,7 +172,10 @@ impl<'t> DecoderLayer<Tensor<'t>> {
         let connections = self.connections.as_ref();
         let residual = inputs.residual;
         let of_mixer = residual.connect(connections.map(|both| &both.mhc_attention), x, norm);
-        let normed = normalized(&self.pre_attention_norm, of_mixer.input);
+        let normed = match inputs.mixer_input {
+            Some(input) => input,
+            None => normalized(&self.pre_attention_norm, of_mixer.input),
+        };
         let num_mixer_arrays = config.mixer.as_ref().map_or(0, |mixer| mixer.state(&StateDims::ONE).len());
         let num_mixed = num_before + num_mixer_arrays;
         let mut mixed = None;

@@ -40,8 +40,10 @@ use mt_trace::{Precision, Tensor};
 pub use activations::{Activation, RegionActivations};
 pub use adapters::{AdapterConfig, AdapterTargets};
 pub use config::{
-    DecoderConfig, EmbeddingConfig, FusionConfig, HeadConfig, LayerConfig, LayerNorms, NormKind, Positions,
+    DecoderConfig, EmbeddingConfig, FusionConfig, HeadConfig, LayerConfig, LayerNorms, LayerStatesConfig,
+    NormKind, Positions,
 };
+pub use eagle::{Fusion, STATES_OF_LAYERS};
 pub use encoder::{Encoder, EncoderConfig};
 pub use layer::{DecoderLayer, PerLayerInput};
 pub use parameters::{Parameter, Place};
@@ -73,11 +75,12 @@ use crate::{
 /// All parameters of a decoder.
 #[derive(Clone, Debug, Tree)]
 pub struct DecoderParameters<L> {
-    pub token_embedder: Embedding<L>,
+    /// Absent in a decoder that drafts with the table of the model for which it drafts.
+    pub token_embedder: Option<Embedding<L>>,
     pub positions: Option<PositionTable<L>>,
     pub per_layer: Option<PerLayerEmbedding<L>>,
-    /// `[both, embed]`: the input of the first layer in a decoder that drafts for another model.
-    pub fusion: Option<Linear<L>>,
+    /// The input of the first layer in a decoder that drafts for another model.
+    pub fusion: Option<Fusion<L>>,
     pub layers: Layers<L>,
     /// The biases of the decoder's layers by distance: `[bucket, q_heads]`.
     pub relative_bias: Option<L>,
@@ -176,15 +179,19 @@ fn specs(config: &DecoderConfig) -> DecoderParameters<ParamSpec> {
             )),
             norm: builder.rms(width),
         });
+    let states = config.fusion.and_then(|fusion| fusion.states);
     let head = (!config.head.tied && config.head.scores.is_none()).then(|| {
-        let axes = [(embed, logical::EMBED_VOCAB), (vocab, logical::VOCAB)];
+        let chosen = states.map_or(vocab, |states| vocab.with_size(states.vocab));
+        let axes = [(embed, logical::EMBED_VOCAB), (chosen, logical::VOCAB)];
         let adapts = |_: &Path| config.adapts(HEAD, None);
         with_adapters(config, adapts, |builder| Linear::new(builder.matrix(1, axes)))
     });
     let of_table = config.embedding.init_deviation.unwrap_or_else(|| deviation(embed.size));
     let table = builder.table([(vocab, logical::VOCAB), (embed, logical::EMBED_VOCAB)], of_table);
     let specs = DecoderParameters {
-        token_embedder: Embedding { embedding: table },
+        token_embedder: states
+            .is_none_or(|states| states.has_table)
+            .then_some(Embedding { embedding: table }),
         positions,
         per_layer,
         fusion: config.fusion.map(|fusion| fusion.specs(&builder, embed)),
@@ -198,6 +205,13 @@ fn specs(config: &DecoderConfig) -> DecoderParameters<ParamSpec> {
         predictions: module_specs(&builder, config),
     };
     if config.adapters.is_some() { frozen(&specs) } else { specs }
+}
+
+impl<L> DecoderParameters<L> {
+    /// The table of token embeddings.
+    fn table(&self) -> &Embedding<L> {
+        self.token_embedder.as_ref().expect("only decoders that draft have no table")
+    }
 }
 
 impl<'t> PerLayerEmbedding<Tensor<'t>> {
@@ -331,7 +345,7 @@ impl ForwardPass for Decoder {
         };
         let length = forward.state.as_ref().map_or(tokens.tokens.axis(POSITION).size, |state| state.slots);
         let angles = config.angles(tokens.positions, length);
-        let x = config.embedded(&model.token_embedder, tokens.tokens);
+        let x = config.embedded(model.table(), tokens.tokens);
         let added = config.added_positions(&model.positions, tokens.positions);
         let x = added.map_or(x, |added| x + added).constrain(&RESIDUAL);
         let mut wanted = [forward.layer_outputs.as_slice(), if forward.taps { TAPS } else { &[] }].concat();
@@ -358,6 +372,7 @@ impl ForwardPass for Decoder {
                 pages: state.pages,
             }),
             adapters: forward.adapters,
+            mixer_input: None,
             per_layer: model.per_layer.as_ref().map(|per_layer| per_layer.forward(tokens.tokens, x, config)),
             wanted,
             layers_in: forward.layers_in,
@@ -387,7 +402,7 @@ impl ForwardPass for Decoder {
         let mut layer_outputs = [of_encoder, outputs.others].concat();
         let mut predictions = Vec::new();
         if forward.predictions {
-            let embedded = |tokens| config.embedded(&model.token_embedder, tokens);
+            let embedded = |tokens| config.embedded(model.table(), tokens);
             let predicted = predict(&model.predictions, outputs.x, config, &inputs, embedded, normalized);
             predictions = predicted.hidden;
             layer_outputs.extend(predicted.others);
@@ -417,7 +432,7 @@ impl ForwardPass for Decoder {
             let arrays = parameters.iter().copied();
             let scores = match &self.specs.head {
                 Some(head) => head.with_leaves(arrays).forward(x, &[EMBED]),
-                None => self.specs.token_embedder.with_leaves(arrays).attend(x),
+                None => self.specs.table().with_leaves(arrays).attend(x),
             };
             let scores = if config.scale == 1.0 { scores } else { scores * config.scale };
             match config.soft_cap {
@@ -450,13 +465,13 @@ impl ForwardPass for Decoder {
         state: GenerationState<'t>,
     ) -> Prediction<'t> {
         let config = &self.config;
-        let model = self.specs.with_leaves(parameters.iter().copied());
-        let embedded = config.embedded(&model.token_embedder, next.tokens);
         let angles = config.angles(next.positions, state.slots);
         let inputs = StackInputs::of_generation(next, angles, state);
-        if let Some(fusion) = &model.fusion {
-            return eagle::predict(fusion, &model.layers, config, carried, embedded, &inputs);
+        if config.fusion.is_some() {
+            return eagle::predict(&self.specs, parameters, config, carried, inputs);
         }
+        let model = self.specs.with_leaves(parameters.iter().copied());
+        let embedded = config.embedded(model.table(), next.tokens);
         let normalized = |x: Tensor<'t>| match &model.final_norm {
             Some(norm) => norm.forward(x, EMBED, config.norm),
             None => x,
@@ -466,6 +481,13 @@ impl ForwardPass for Decoder {
 
     fn reads_source(&self) -> bool {
         self.config.encoder.is_some()
+    }
+
+    fn num_stream_layers(&self) -> usize {
+        match self.config.residual {
+            ResidualConnection::Added => self.config.layers.len() - self.config.num_encoder_layers(),
+            ResidualConnection::Hyper(_) => 0,
+        }
     }
 }
 
@@ -518,12 +540,19 @@ impl Storage for Decoder {
         let others = types.flat_map(|model_type| (model_type.other_names)(name));
         // Decoders that draft are published without the name of the whole.
         let inside = name.strip_prefix("model.").filter(|_| self.config.fusion.is_some());
-        others.chain(inside.map(str::to_owned)).collect()
+        // The one layer of EAGLE-3 has a name of its own in the authors' files.
+        let layer = inside.and_then(|inside| inside.strip_prefix("layers.0."));
+        let own = layer.map(|inside| format!("midlayer.{inside}"));
+        let usual = name.strip_prefix("midlayer.").map(|inside| format!("layers.0.{inside}"));
+        others.chain(inside.map(str::to_owned)).chain(own).chain(usual).collect()
     }
 
     fn ignores_tensor(&self, name: &str) -> bool {
         let form = self.family.hugging_face.as_ref();
-        form.is_some_and(|form| (form.ignores)(&self.config, name))
+        // These describe the vocabulary of a drafting decoder's head, not its layers.
+        let has_vocabulary = self.config.fusion.is_some_and(|fusion| fusion.states.is_some());
+        (has_vocabulary && ["d2t", "t2d"].contains(&name))
+            || form.is_some_and(|form| (form.ignores)(&self.config, name))
     }
 }
 
@@ -594,7 +623,7 @@ impl Description for Decoder {
 
     fn flops(&self) -> FlopCount {
         // A tied table counts once, as the head.
-        let table = num_elements(&self.specs.token_embedder);
+        let table = self.specs.token_embedder.as_ref().map_or(0, num_elements);
         let looked_up = if self.config.head.applies_table() { 0 } else { table };
         let looked_up = looked_up
             + self.specs.positions.as_ref().map_or(0, num_elements)

@@ -74,6 +74,8 @@ pub(super) struct StackInputs<'t> {
     pub state: Option<StackState<'t>>,
     /// The rows' choices among adapters.
     pub adapters: Option<AdapterChoices<Tensor<'t>>>,
+    /// The input of mixers, if it is not the normalized residual stream.
+    pub mixer_input: Option<Tensor<'t>>,
     /// The per-layer embeddings of the tokens: `[batch, position, layers, per_layer]`.
     pub per_layer: Option<Tensor<'t>>,
     /// The requested kinds of layer outputs.
@@ -463,7 +465,12 @@ fn apply<'b, 't: 'b>(
         },
     };
     let residual = config.residual;
-    layer.forward(x, config.norm, kind, LayerInputs { parts, per_layer: given.per_layer, residual })
+    layer.forward(
+        x,
+        config.norm,
+        kind,
+        LayerInputs { parts, per_layer: given.per_layer, mixer_input: inputs.mixer_input, residual },
+    )
 }
 
 impl<'t> StackInputs<'t> {
@@ -490,6 +497,7 @@ impl<'t> StackInputs<'t> {
             }),
             // Modules that draft have no adapters.
             adapters: None,
+            mixer_input: None,
             per_layer: None,
             wanted: Vec::new(),
             layers_in: Memory::Device,
@@ -515,6 +523,7 @@ impl<'t> StackInputs<'t> {
             state: None,
             // Rows choose adapters in generation alone, which processes no pieces.
             adapters: None,
+            mixer_input: self.mixer_input.map(map),
             per_layer: self.per_layer.map(map),
             wanted: self.wanted.clone(),
             layers_in: self.layers_in,

@@ -274,6 +274,7 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
         kv_heads: axis(axes::KV_HEADS, group.num_kv_heads()),
         head_dim: axis(axes::HEAD_DIM, group.head_dim),
         value_dim: axis(axes::VALUE_DIM, group.head_dim),
+        input_width: None,
         input_bias: layers.attention_bias,
         output_bias: layers.attention_bias,
         query_key_norm: if layers.use_qk_norm { QueryKeyNorm::PerHead } else { QueryKeyNorm::None },

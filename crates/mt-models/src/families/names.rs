@@ -248,8 +248,12 @@ pub(crate) const SCORE: &[TensorName] =
     &[matrix("score.kernel", "score.weight"), vector("score.bias", "score.bias")];
 
 /// The input of the first layer of a decoder that drafts for another model.
-pub(crate) const FUSION: &[TensorName] =
-    &[matrix("fusion.kernel", "fc.weight"), vector("fusion.bias", "fc.bias")];
+pub(crate) const FUSION: &[TensorName] = &[
+    matrix("fusion.kernel", "fc.weight"),
+    vector("fusion.bias", "fc.bias"),
+    vector("fusion.embedding_norm.scale", "midlayer.input_layernorm.weight"),
+    vector("fusion.hidden_norm.scale", "midlayer.hidden_norm.weight"),
+];
 
 /// Attention, with all parameters that some families have.
 pub(super) const ATTENTION: &[TensorName] = &[

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::{
-    consolidated,
+    consolidated, eagle,
     fields::{self, Field},
     quantized::Quantization,
     rope,
@@ -21,6 +21,9 @@ const FILE: &str = "config.json";
 
 /// The key of the object that holds the values of a multimodal model's text model.
 const TEXT: &str = "text_config";
+
+/// The key of the object that describes the layer of a decoder that drafts, in one of its published forms.
+pub(super) const LAYER: &str = "transformer_layer_config";
 
 /// The path of the file that describes a directory's model.
 pub fn description_path(directory: &Path) -> PathBuf {
@@ -107,6 +110,22 @@ impl HuggingFaceConfig {
     /// # Errors
     /// The file is missing or is no JSON object.
     pub fn read(directory: &Path) -> Result<Self, ModelError> {
+        let Self { path, mut values, .. } = Self::read_whole(directory)?;
+        // Multimodal models nest the values of the text model.
+        for key in [TEXT, LAYER] {
+            match values.remove(key) {
+                Some(Value::Object(inside)) => return Ok(Self { path, ..Self::nested_in(inside, values) }),
+                Some(other) => {
+                    values.insert(key.to_owned(), other);
+                }
+                None => {}
+            }
+        }
+        Ok(Self { path, ..Self::of_values(values) })
+    }
+
+    /// As [`Self::read`], without looking for values in a nested object.
+    pub(super) fn read_whole(directory: &Path) -> Result<Self, ModelError> {
         let path = description_path(directory);
         if path.ends_with(consolidated::PARAMS_FILE) {
             let values = consolidated::config_values(directory)?;
@@ -117,15 +136,7 @@ impl HuggingFaceConfig {
         match serde_json::from_str(&with_special_numbers(&text))
             .map_err(|error| unreadable(error.to_string()))?
         {
-            // Multimodal models nest the values of the text model.
-            Value::Object(mut values) => match values.get_mut(TEXT).map(Value::take) {
-                Some(Value::Object(inside)) => Ok(Self { path, ..Self::nested_in(inside, values) }),
-                Some(other) => {
-                    values.insert(TEXT.to_owned(), other);
-                    Ok(Self { path, ..Self::of_values(values) })
-                }
-                None => Ok(Self { path, ..Self::of_values(values) }),
-            },
+            Value::Object(values) => Ok(Self { path, ..Self::of_values(values) }),
             _ => Err(unreadable("it is no JSON object".to_owned())),
         }
     }
@@ -298,7 +309,8 @@ impl HuggingFaceConfig {
     /// The keys that no row reads and that may describe the model.
     fn unread(&self, rows: &[&'static Field]) -> Vec<String> {
         let of_rows = rows.iter().flat_map(|field| field.others.iter().chain([&field.key]));
-        let known: Vec<&str> = of_rows.chain(fields::WITHOUT_MATHEMATICS).copied().collect();
+        let known = of_rows.chain(fields::WITHOUT_MATHEMATICS).chain(eagle::KEYS);
+        let known: Vec<&str> = known.copied().collect();
         let values = self.values.iter().filter(|(_, value)| !value.is_null());
         let mut unread: Vec<String> =
             values.map(|(key, _)| key.clone()).filter(|key| !known.contains(&key.as_str())).collect();
@@ -306,7 +318,8 @@ impl HuggingFaceConfig {
             unread.extend(self.unread_rope());
         }
         let is_known = |key: &str| {
-            [fields::WITHOUT_MATHEMATICS, fields::OF_OTHER_MODALITIES].iter().any(|keys| keys.contains(&key))
+            let known = [fields::WITHOUT_MATHEMATICS, fields::OF_OTHER_MODALITIES, eagle::KEYS];
+            known.iter().any(|keys| keys.contains(&key))
         };
         let outside = self.outside.iter().filter(|(key, value)| !value.is_null() && !is_known(key));
         unread.extend(outside.map(|(key, _)| key.clone()));

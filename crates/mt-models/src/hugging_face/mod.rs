@@ -2,6 +2,7 @@
 
 mod config;
 mod consolidated;
+mod eagle;
 mod exported;
 pub(crate) mod fields;
 mod peft;
@@ -16,13 +17,14 @@ mod weights;
 pub(crate) use config::layer_types;
 use config::settings_in;
 pub use config::{HuggingFaceConfig, Settings, description_path, settings_of};
+pub use eagle::EagleDescription;
 pub use exported::{check_described, config_of, context_length};
 pub(crate) use exported::{layer_type_names, window};
 pub use fields::{Described, Field};
 pub use peft::is_peft;
 pub(crate) use peft::{adapted_tensors, peft_options};
 pub use quantized::{Quantized, quantization_of};
-pub use source::{check_files, has_tensor, num_prediction_modules};
+pub use source::{check_files, has_tensor, num_prediction_modules, read_tensor, tensor_dims};
 pub use tensors::{
     FileTensor, Lanes, TensorSection, adapter_tensors, file_tensors, section_blocks, tensor_bytes,
 };

@@ -36,7 +36,20 @@ pub fn check_files(path: &Path) -> Result<(), StateError> {
 
 /// Whether the files of a published model have a tensor; not if they cannot be read, which loading reports.
 pub fn has_tensor(path: &Path, name: &str) -> bool {
-    TensorSource::open(path).is_ok_and(|source| source.dims(name).is_some())
+    tensor_dims(path, name).is_some()
+}
+
+/// The dimensions of a tensor of a published model; `None` if there is none or the files cannot be read.
+pub fn tensor_dims(path: &Path, name: &str) -> Option<Vec<usize>> {
+    TensorSource::open(path).ok()?.dims(name)
+}
+
+/// Reads a tensor of a published model.
+///
+/// # Errors
+/// The files have no such tensor, or cannot be read.
+pub fn read_tensor(path: &Path, name: &str) -> Result<HostArray, StateError> {
+    TensorSource::open(path)?.read(name)
 }
 
 /// The number of modules behind the layers that predict further tokens in the files of a published model; 0 if the files

@@ -2,7 +2,7 @@
 //!
 //! Their arrays are stacked, and ranks are padded with zeros to the largest one. Rows with the same adapter follow one
 //! another, so that a product with adapters is a grouped product, which reads the arrays of the chosen adapters once. Rows
-//! without an adapter are behind all groups and cost nothing.
+//! without an adapter are behind all groups and cost nothing. On several devices, each row meets all adapters.
 
 use mt_shape::{AdapterChoices, Axis, DType, axis};
 use mt_trace::Tensor;
@@ -82,6 +82,30 @@ pub(super) fn dot<'t>(
         x.region()
             .fail("dot", "adapters that differ by row need the axes `batch`, `position` and the inputs");
     }
+    let added = match x.region().num_devices() {
+        1 => of_groups(arrays, x, over, choices),
+        _ => of_all(arrays, x, over, choices),
+    };
+    let order: Vec<&'static str> = product.axes().iter().map(|axis| axis.name).collect();
+    let sum = product + added.order(&order);
+    match arrays.get(2) {
+        Some(factors) => {
+            let of_rows = factors.take(CHOICE_OF_ROW, choices.choices);
+            sum * of_rows.cast(x.dtype()).broadcast(&sum.axes())
+        }
+        None => sum,
+    }
+}
+
+/// The products of rows with their adapters, as grouped products.
+#[track_caller]
+fn of_groups<'t>(
+    arrays: &[Tensor<'t>],
+    x: Tensor<'t>,
+    over: &[&'static str],
+    choices: AdapterChoices<Tensor<'t>>,
+) -> Tensor<'t> {
+    let names: Vec<&'static str> = [BATCH, POSITION].into_iter().chain(over.iter().copied()).collect();
     let (batch, position) = (x.axis(BATCH), x.axis(POSITION));
     let rows = x.order(&names).merge(&[BATCH, POSITION], ROW).merge(over, INPUT);
     let (a, b) = (arrays[0], arrays[1]);
@@ -98,16 +122,26 @@ pub(super) fn dot<'t>(
     let groups = RowGroups { sizes, usual_share: USUAL_SHARE };
     let low = grouped_dot(rows, a, groups, INPUT);
     let added = grouped_dot(low, b, groups, LORA_RANK);
-    let added = added.split(OUTPUT, &outputs).split(ROW, &[batch, position]);
-    let order: Vec<&'static str> = product.axes().iter().map(|axis| axis.name).collect();
-    let sum = product + added.order(&order);
-    match arrays.get(2) {
-        Some(factors) => {
-            let of_rows = factors.take(CHOICE_OF_ROW, choices.choices);
-            sum * of_rows.cast(x.dtype()).broadcast(&sum.axes())
-        }
-        None => sum,
-    }
+    added.split(OUTPUT, &outputs).split(ROW, &[batch, position])
+}
+
+/// The products of rows with all adapters, of which those that a row has not chosen become 0. Rows stay on their devices, and
+/// weights are placed like those that they adapt. The groups of a grouped product lie across devices instead.
+#[track_caller]
+fn of_all<'t>(
+    arrays: &[Tensor<'t>],
+    x: Tensor<'t>,
+    over: &[&'static str],
+    choices: AdapterChoices<Tensor<'t>>,
+) -> Tensor<'t> {
+    let [a, b] = [arrays[0], arrays[1]].map(|array| array.cast(x.dtype()));
+    let low = x.contract(a, over);
+    let (region, axes) = (x.region(), low.axes());
+    let adapters = low.axis(ADAPTER);
+    let of_rows = [x.axis(BATCH), adapters];
+    let is_chosen = (region.iota(DType::I32, adapters).broadcast(&of_rows) + 1.0).equals(choices.choices);
+    let low = is_chosen.broadcast(&axes).select(low, region.full(low.dtype(), &axes, 0.0));
+    low.contract(b, &[ADAPTER, LORA_RANK])
 }
 
 /// The factors by which weights with learned norms multiply their outputs, with the indices of the parameters that hold

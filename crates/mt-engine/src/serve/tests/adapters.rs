@@ -11,7 +11,7 @@ use mt_runtime::CompileSettings;
 use mt_testing::Random;
 use serde_json::{Value, json};
 
-use super::models::{LONGEST, bounds, collect, family};
+use super::models::{LONGEST, bounds, collect, family, family_with};
 use crate::{
     EngineError, LoadedModel, load_beside, load_model,
     serve::{
@@ -133,6 +133,52 @@ fn answers_in_one_batch_are_those_of_peft() {
         let metrics = handle.metrics();
         assert!(metrics.cached_prompt_tokens > 0 || num_pages == 18, "{metrics:?}");
         assert_eq!(metrics.preemptions > 0, num_pages == 18, "{metrics:?}");
+    }
+}
+
+/// Eight devices answer requests for several adapters in one batch as PEFT does, and as weights into which an adapter was
+/// merged, in rows that are split over several axes beside split heads.
+#[test]
+fn answers_of_eight_devices_are_those_of_peft_and_of_merged_weights() {
+    let goldens: BTreeMap<String, Vec<Value>> =
+        serde_json::from_str(include_str!("../../../tests/goldens/adapters.json")).unwrap();
+    let merged: BTreeMap<&str, EngineHandle> = NAMES
+        .into_iter()
+        .map(|name| {
+            let loaded = adapted(name).merged(&CompileSettings::default()).unwrap();
+            let options = ServeOptions::new(bounds(&loaded), loaded.vocab_size);
+            (name, EngineHandle::start(loaded.into(), options).unwrap())
+        })
+        .collect();
+    let placements: [&[&str]; 3] = [
+        &["ici_fsdp_parallelism=8"],
+        &["ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"],
+        &["ici_data_parallelism=2", "ici_fsdp_parallelism=2", "ici_tensor_parallelism=2"],
+    ];
+    for keys in placements {
+        let handle = start(&family_with(BASE, &[&["num_cpu_devices=8"], keys].concat()), sources(&NAMES), 40);
+        let mut open = Vec::new();
+        for number in 0..goldens["base"].len() {
+            for (name, golden) in &goldens {
+                let golden = &golden[number];
+                let prompt = rows(&json!([golden["prompt"]])).remove(0);
+                let expected = rows(&json!([golden["answer"]])).remove(0);
+                let answers = handle.submit(scored(&prompt, expected.len(), name_in_requests(name))).unwrap();
+                open.push((name, prompt, answers, expected, &golden["log_probabilities"]));
+            }
+        }
+        for (name, prompt, answers, expected, scores) in open {
+            let (tokens, made) = tokens_and_scores(answers);
+            assert_eq!(tokens, expected, "{name} {keys:?}");
+            let of_peft: Vec<f32> = serde_json::from_value(scores.clone()).unwrap();
+            assert_near(name, &made, &of_peft);
+            if let Some(merged) = merged.get(name.as_str()) {
+                let answers = merged.submit(scored(&prompt, expected.len(), None)).unwrap();
+                let (tokens, of_merged) = tokens_and_scores(answers);
+                assert_eq!(tokens, expected, "{name}, merged");
+                assert_near(name, &made, &of_merged);
+            }
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mt_data::{BYTE_LEVEL_SPECIAL_TOKENS, DecodeStream, Watch, train_bpe};
 use mt_testing::Random;
 
 use crate::{
@@ -606,7 +607,7 @@ fn wrong_requests_are_refused() {
     );
 }
 
-/// The scheduler, the worker and the channels of 256 answers at once handle far more tokens than a model chooses.
+/// The scheduler, the worker, the channels and the texts of 256 answers at once handle far more tokens than a model chooses.
 #[test]
 fn the_work_around_the_model_is_small() {
     const NUM_TOKENS: usize = 400;
@@ -620,6 +621,11 @@ fn the_work_around_the_model_is_small() {
     };
     let options = ServeOptions { prefill_chunk_size: 4096, ..options(1024) };
     let handle = EngineHandle::run(Blind, Scheduler::new(scheduling), options, &sizes());
+    let documents = include_str!("free.rs").lines().map(|line| Ok(line.to_owned()));
+    let tokenizer = train_bpe(documents, 600, &BYTE_LEVEL_SPECIAL_TOKENS, Watch::silent()).unwrap();
+    let tokenizer = Arc::new(tokenizer);
+    // The tokens behind those of bytes are pieces of words.
+    let first_piece = (256 + BYTE_LEVEL_SPECIAL_TOKENS.len()) as u32;
     let started = Instant::now();
     let all: Vec<Answers> = (0..256_u32)
         .map(|number| {
@@ -628,9 +634,19 @@ fn the_work_around_the_model_is_small() {
             handle.submit(GenerationRequest { limits, ..GenerationRequest::greedy(prompt) }).unwrap()
         })
         .collect();
-    let total: usize = all.into_iter().map(|answers| collect(answers, 1)[0].0.len()).sum();
+    let (mut total, mut num_bytes) = (0, 0);
+    for mut answers in all {
+        let mut text = DecodeStream::new(tokenizer.clone(), true);
+        while let Some(event) = answers.recv() {
+            let AnswerEvent::Token { token, .. } = event else { continue };
+            total += 1;
+            num_bytes += text.push(first_piece + token.token).unwrap().len();
+        }
+        num_bytes += text.finish().unwrap().len();
+    }
     let taken = started.elapsed();
     assert_eq!(total, 256 * NUM_TOKENS);
+    assert!(num_bytes > 2 * total, "{num_bytes} bytes of text");
     eprintln!("{:.0} tokens per second", total as f64 / taken.as_secs_f64());
     // 100,000 tokens per second, with room for a busy machine.
     assert!(taken < Duration::from_secs(4), "{taken:?}");

@@ -6,14 +6,14 @@ use mt_config::LoadConfig;
 use serde_json::Value;
 
 use super::{
-    models::{LONGEST, bounds},
+    models::{LONGEST, bounds, family_with},
     speculation::{check, check_on_mesh, load},
 };
 use crate::{
-    EngineError, LoadedModel, load_eagle,
+    EngineError, LoadedModel, load_model,
     serve::{
-        CacheSize, DraftModel, EngineHandle, MedusaHeads, ServeOptions, ServedModel, Speculation,
-        SpeculationMethod, TokenChoice,
+        CacheSize, EngineHandle, MedusaHeads, ServeOptions, ServedModel, Speculation, SpeculationMethod,
+        TokenChoice, load_eagle,
         steps::{Drafts, StepChoice, StepRow, StepSizes, Steps},
     },
     tests::families::{config, rows},
@@ -21,15 +21,18 @@ use crate::{
 
 const NUM_DRAFTS: usize = 3;
 const TARGET: &str = "llama_six_on_two";
+/// EAGLE-3 as its authors publish it, and with a choice of layers, a table of its own, all tokens, and other names; each with
+/// the served model.
+const EAGLES_OF_LAYERS: [(&str, &str); 2] = [("eagle3", "gemma3_cycle_of_six"), ("eagle3_own", TARGET)];
 
 fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/speculation").join(name)
 }
 
-fn eagle(loaded: &LoadedModel, num_tokens: usize) -> Speculation {
-    let config: LoadConfig = config(&directory("eagle"));
-    let draft = DraftModel::from(load_eagle(&config, loaded).unwrap());
-    Speculation { num_tokens, method: SpeculationMethod::Eagle(draft) }
+fn eagle(form: &str, loaded: &LoadedModel, num_tokens: usize) -> Speculation {
+    let config: LoadConfig = config(&directory(form));
+    let eagle = load_eagle(&config, loaded).unwrap();
+    Speculation { num_tokens, method: SpeculationMethod::Eagle(eagle) }
 }
 
 fn medusa(form: &str, loaded: &LoadedModel, num_tokens: usize) -> Speculation {
@@ -103,16 +106,38 @@ fn drafts_are_those_of_the_authors_programs() {
         let speculation = speculation(&loaded);
         check_drafts(name, loaded, speculation, (prompt.len(), &text), &rows(&golden[name]));
     };
-    check("eagle", &|loaded| eagle(loaded, NUM_DRAFTS));
+    check("eagle", &|loaded| eagle("eagle", loaded, NUM_DRAFTS));
     check("medusa", &|loaded| medusa("medusa", loaded, NUM_DRAFTS));
     check("medusa", &|loaded| medusa("medusa_vllm", loaded, NUM_DRAFTS));
 }
 
+/// The states of several layers, of scanned ones as well as of single ones.
+#[test]
+fn drafts_from_states_of_layers_are_those_of_the_authors_program() {
+    let golden: Value =
+        serde_json::from_str(include_str!("../../../tests/goldens/speculation/eagle3.json")).unwrap();
+    let list = |value: &Value| rows(&Value::Array(vec![value.clone()])).remove(0);
+    for (form, target) in EAGLES_OF_LAYERS {
+        let golden = &golden[form];
+        let prompt = list(&golden["prompt"]);
+        let text = [prompt.clone(), list(&golden["answer"])].concat();
+        for scans in ["scan_layers=true", "scan_layers=false"] {
+            let loaded = load_model(&family_with(target, &[scans]), &mut |_| {}).unwrap();
+            let speculation = eagle(form, &loaded, NUM_DRAFTS);
+            check_drafts(form, loaded, speculation, (prompt.len(), &text), &rows(&golden["drafts"]));
+        }
+    }
+}
+
 #[test]
 fn drafts_of_heads_change_no_answer() {
-    check("eagle", 30, || load(TARGET), |loaded| eagle(loaded, 3));
+    check("eagle", 30, || load(TARGET), |loaded| eagle("eagle", loaded, 3));
+    for (form, target) in EAGLES_OF_LAYERS {
+        check(form, 30, || load(target), |loaded| eagle(form, loaded, 3));
+    }
     check("medusa", 30, || load(TARGET), |loaded| medusa("medusa", loaded, 4));
-    check_on_mesh(TARGET, &[], |loaded| eagle(loaded, 3));
+    check_on_mesh(TARGET, &[], |loaded| eagle("eagle", loaded, 3));
+    check_on_mesh("gemma3_cycle_of_six", &[], |loaded| eagle("eagle3", loaded, 3));
     check_on_mesh(TARGET, &[], |loaded| medusa("medusa", loaded, 4));
 }
 
@@ -141,6 +166,12 @@ fn heads_that_do_not_fit_are_refused() {
     check(start(loaded, speculation), &["`num_speculative_tokens` is 5", "4 heads"]);
     let no_layer = load_eagle(&super::models::family(TARGET), &other).map(|_| ()).unwrap_err();
     check(no_layer, &["has no tensor `fc.weight`", "speculative_method=draft_model"]);
-    let speculation = eagle(&other, 2);
+    let refused = |form: &str, loaded: &LoadedModel| {
+        load_eagle(&config(&directory(form)), loaded).map(|_| ()).unwrap_err()
+    };
+    check(refused("eagle3", &load(TARGET)), &["the states that enter layers [2, 1, 0]", "has 2 layers"]);
+    check(refused("eagle3_own", &other), &["reads 24 numbers of each token", "layers [0]", "output 18"]);
+    check(refused("eagle3", &load("deepseek4_two_cycles")), &["0 layers with one residual stream"]);
+    let speculation = eagle("eagle", &other, 2);
     check(start(other, speculation), &["states of 24 numbers, but those of the model have 18"]);
 }

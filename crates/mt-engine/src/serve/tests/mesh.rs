@@ -109,6 +109,18 @@ fn hybrid_and_recurrent_models() {
     check("mamba2_two_groups", WHOLE_MODEL, &[WITH_TENSOR]);
 }
 
+/// Eight devices over which rows are split along several mesh axes.
+pub(crate) const SEVERAL_AXES_OF_ROWS: [&[&str]; 3] = [
+    &["num_cpu_devices=8", "ici_data_parallelism=2", "ici_fsdp_parallelism=2", "ici_tensor_parallelism=2"],
+    &[
+        "num_cpu_devices=8",
+        "ici_fsdp_parallelism=2",
+        "ici_fsdp_transpose_parallelism=2",
+        "ici_tensor_parallelism=2",
+    ],
+    &["num_cpu_devices=8", "ici_data_parallelism=2", "ici_expert_parallelism=2", "ici_tensor_parallelism=2"],
+];
+
 /// XLA's partitioner would exchange rows if they were in the order of the mesh axes.
 #[test]
 fn rows_over_several_axes_before_heads() {

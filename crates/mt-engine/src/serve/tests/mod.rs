@@ -15,3 +15,5 @@ mod pages;
 mod pooled;
 mod scheduler;
 mod speculation;
+
+pub(crate) use mesh::SEVERAL_AXES_OF_ROWS;

@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::models::{bounds, family, request, start, tokens};
+use super::{
+    mesh::SEVERAL_AXES_OF_ROWS,
+    models::{bounds, family, family_with, request, start, tokens},
+};
 use crate::{
     EngineError, load_model,
-    serve::{AnswerEvent, Answers, GenerationRequest, Pooling, SubmitError},
+    serve::{AnswerEvent, Answers, EngineHandle, GenerationRequest, Pooling, SubmitError},
     tests::families::rows,
 };
 
@@ -23,6 +26,41 @@ fn vector(mut answers: Answers) -> Vec<f32> {
     found.expect("the text has a vector")
 }
 
+/// Compares the vectors of all texts, which are read at the same time, with those of transformers.
+fn check_vectors(name: &str, handle: &EngineHandle, golden: &[Value]) {
+    let mut open = Vec::new();
+    for golden in golden {
+        let text = rows(&json!([golden["text"]])).remove(0);
+        for (pooling, key) in [(Pooling::Last, "last"), (Pooling::Mean, "mean")] {
+            let expected: Vec<f32> = serde_json::from_value(golden[key].clone()).unwrap();
+            let answers = handle.submit(GenerationRequest::pooled(text.clone(), pooling)).unwrap();
+            open.push((text.len(), key, answers, expected));
+        }
+    }
+    for (length, key, answers, expected) in open {
+        let made = vector(answers);
+        assert_eq!(made.len(), expected.len());
+        for (made, expected) in made.iter().zip(&expected) {
+            let difference = (made - expected).abs();
+            assert!(difference < 1e-5, "{name}, {key} of {length} tokens: {made}, not {expected}");
+        }
+    }
+}
+
+/// Rows that are split over several axes, beside split heads.
+#[test]
+fn vectors_of_eight_devices_are_those_of_transformers() {
+    let goldens: BTreeMap<String, Vec<Value>> =
+        serde_json::from_str(include_str!("../../../tests/goldens/pooled.json")).unwrap();
+    for keys in SEVERAL_AXES_OF_ROWS {
+        for (name, golden) in &goldens {
+            let loaded = load_model(&family_with(name, keys), &mut |_| {}).unwrap();
+            assert_eq!(loaded.placement.mesh().num_devices(), 8);
+            check_vectors(&format!("{name}, {keys:?}"), &start(loaded, 40, 4), golden);
+        }
+    }
+}
+
 /// Texts of unequal lengths, longer and shorter than pieces, beside answers and under pressure.
 #[test]
 fn vectors_are_those_of_transformers() {
@@ -33,23 +71,7 @@ fn vectors_are_those_of_transformers() {
         let alone = tokens(handle.submit(request(&[5, 6, 7], 9)).unwrap());
         for _ in 0..2 {
             let beside = handle.submit(request(&[5, 6, 7], 9)).unwrap();
-            let mut open = Vec::new();
-            for golden in &golden {
-                let text = rows(&json!([golden["text"]])).remove(0);
-                for (pooling, key) in [(Pooling::Last, "last"), (Pooling::Mean, "mean")] {
-                    let expected: Vec<f32> = serde_json::from_value(golden[key].clone()).unwrap();
-                    let answers = handle.submit(GenerationRequest::pooled(text.clone(), pooling)).unwrap();
-                    open.push((text.len(), key, answers, expected));
-                }
-            }
-            for (length, key, answers, expected) in open {
-                let made = vector(answers);
-                assert_eq!(made.len(), expected.len());
-                for (made, expected) in made.iter().zip(&expected) {
-                    let difference = (made - expected).abs();
-                    assert!(difference < 1e-5, "{name}, {key} of {length} tokens: {made}, not {expected}");
-                }
-            }
+            check_vectors(&name, &handle, &golden);
             assert_eq!(tokens(beside), alone, "{name}");
         }
         // The engine counts after it has sent the last event.

@@ -31,6 +31,8 @@ pub struct AttentionConfig {
     pub head_dim: Axis,
     /// The width of a head's values.
     pub value_dim: Axis,
+    /// The width of the input, if it is not that of the residual stream.
+    pub input_width: Option<usize>,
     /// Whether queries, keys and values have biases.
     pub input_bias: bool,
     pub output_bias: bool,
@@ -93,7 +95,8 @@ impl Part for AttentionConfig {
     type Parameters<L> = Attention<L>;
 
     fn specs(&self, builder: &SpecBuilder) -> Attention<ParamSpec> {
-        let (embed, heads, kv_heads) = (builder.embed, self.query_heads, self.kv_heads);
+        let (heads, kv_heads) = (self.query_heads, self.kv_heads);
+        let embed = builder.embed.with_size(self.input_width.unwrap_or(builder.embed.size));
         let (head_dim, value_dim) = (self.head_dim, self.value_dim);
         let gate = if self.options.is_gated { value_dim.size } else { 0 };
         let query_dim = head_dim.with_size(head_dim.size + gate);
@@ -112,8 +115,8 @@ impl Part for AttentionConfig {
                 [(kv_heads, logical::KV_HEADS), (width, logical::KV_HEAD_DIM)],
             )
         };
-        let out =
-            builder.linear(2, [(heads, logical::HEADS), (value_dim, logical::KV), (embed, logical::EMBED)]);
+        let out = builder
+            .linear(2, [(heads, logical::HEADS), (value_dim, logical::KV), (builder.embed, logical::EMBED)]);
         let norm = |of: (Axis, LogicalAxis)| match self.query_key_norm {
             QueryKeyNorm::None => None,
             QueryKeyNorm::PerHead => Some(builder.rms(head_dim)),
@@ -127,7 +130,7 @@ impl Part for AttentionConfig {
             ),
             key: self.has_keys().then(|| key_value(head_dim)),
             value: (self.values == Values::Own).then(|| key_value(value_dim)),
-            out: builder.with_bias(out, self.output_bias, [(embed, logical::NORM)]),
+            out: builder.with_bias(out, self.output_bias, [(builder.embed, logical::NORM)]),
             query_norm: norm((heads, logical::Q_HEADS)),
             key_norm: norm((kv_heads, logical::KV_HEADS)).filter(|_| self.has_keys()),
             sinks: self.sinks.then(|| builder.array([(heads, logical::Q_HEADS)], Initializer::Zeros)),
