@@ -1,5 +1,6 @@
 //! `maxtext data`: show, stats, files, and stored logits.
 
+mod clean;
 mod files;
 mod generate;
 mod logits;
@@ -34,6 +35,7 @@ pub fn run(command: DataCommand) -> Result<ExitCode, Failure> {
         DataCommand::Stats(arguments) => stats::run(arguments).map(|()| ExitCode::SUCCESS),
         DataCommand::Inspect(arguments) => files::inspect(&arguments).map(|()| ExitCode::SUCCESS),
         DataCommand::Convert(arguments) => files::convert(arguments).map(|()| ExitCode::SUCCESS),
+        DataCommand::Clean(arguments) => clean::run(*arguments).map(|()| ExitCode::SUCCESS),
         DataCommand::SaveLogits(arguments) => logits::save(arguments),
         DataCommand::CheckLogits(arguments) => logits::check(&arguments).map(|()| ExitCode::SUCCESS),
     }
@@ -101,8 +103,8 @@ struct Opened {
 impl Opened {
     fn new(keys: Vec<String>) -> Result<Self, Failure> {
         let config = with_tokenizer_settings(configured(keys)?)?;
-        warn(&config);
         let settings = TrainConfig::from_config(&config)?;
+        warn(&config);
         check_has_examples(&settings)?;
         let stored = settings.data.offline_data_dir.as_deref();
         if settings.data.is_synthetic() && stored.is_none() {
