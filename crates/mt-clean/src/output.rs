@@ -62,6 +62,9 @@ pub(crate) fn write(
 /// Successive sections of about the size of an output file.
 fn groups<'a>(options: &CleanOptions, sections: &'a [Section]) -> Vec<&'a [Section]> {
     let (mut groups, mut start, mut bytes) = (Vec::new(), 0, 0);
+    if sections.iter().all(|section| section.report.kept == 0) {
+        return groups;
+    }
     for (place, section) in sections.iter().enumerate() {
         bytes += section.report.kept_bytes;
         if bytes >= options.file_bytes || place + 1 == sections.len() {

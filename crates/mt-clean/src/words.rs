@@ -134,6 +134,9 @@ const ABBREVIATIONS: &str = " adm. ak. ala. apr. ariz. ark. aug. bros. calif. co
     ph.d. prof. rep. rev. s.c. sen. sep. sept. st. tenn. va. wash. wis. a.m. p.m. v.s. vs. ";
 /// Abbreviations that also stand in lower case.
 const LOWER_ABBREVIATIONS: &str = " co. e.g. i.e. a.m. p.m. v.s. vs. ";
+/// Units that are words of their own behind a number.
+const UNITS: &str = " km km² km³ m m² m³ dm dm² dm³ cm cm² cm³ mm mm² mm³ ha µm nm yd in ft kg g mg µg t lb oz m/s km/h kmh mph hPa \
+    Pa mbar mb MB kb KB gb GB tb TB T G M K ";
 /// Words that stay whole although they hold marks.
 const WHOLE: &str = " c++ and/or w/o o'clock o’clock ma'am ma’am ";
 /// Verbs before `n't`.
@@ -288,6 +291,11 @@ fn suffix(text: &str) -> Option<usize> {
     }
     if PEELED.contains(last) || "—–".contains(last) || is_icon(last) {
         return Some(start);
+    }
+    if let Some(digit) = text.rfind(|character: char| character.is_ascii_digit())
+        && holds(UNITS, &text[digit + 1..])
+    {
+        return Some(digit + 1);
     }
     let after_digit = before.is_some_and(|before| before.is_ascii_digit());
     let is_after_digit = last == '+' || last == '%' || CURRENCIES.contains(last);
@@ -537,6 +545,7 @@ mod tests {
         );
         check("3.5% of $20 and 10-20", &["3.5", "%", "of", "$", "20", "and", "10", "-", "20"]);
         check("end.Then either/or", &["end", ".", "Then", "either", "/", "or"]);
+        check("5km, 12mb 7x", &["5", "km", ",", "12", "mb", "7x"]);
         check("東京へ", &["東", "京", "へ"]);
     }
 

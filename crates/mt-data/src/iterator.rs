@@ -247,6 +247,10 @@ impl TrainIterator {
     /// of rows before the incomplete batch; it is positive if earlier, smaller batches were full.
     fn explain_shortage(&self, first: u64) -> Result<()> {
         let dataset = self.dataset.name().to_string();
+        // The documents may all be in streams of other hosts.
+        if self.streams.len() < self.options.streams {
+            return Ok(());
+        }
         let rows = self.rows();
         if rows == 0 {
             return Err(DataError::NoTokens { dataset, documents: self.dataset.num_documents() });

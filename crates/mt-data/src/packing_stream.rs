@@ -43,6 +43,8 @@ pub(crate) struct PackingStream {
     rows: u64,
     /// The number of successive documents without a token to predict.
     barren: u64,
+    /// Whether no document of this stream has such a token, although those of other streams may have.
+    is_barren: bool,
     cache: Option<Cached>,
 }
 
@@ -80,6 +82,7 @@ impl PackingStream {
             open_used: 0,
             rows: 0,
             barren: 0,
+            is_barren: false,
             cache: None,
         }
     }
@@ -155,6 +158,7 @@ impl PackingStream {
         self.open_used = 0;
         self.rows = position.rows;
         self.barren = 0;
+        self.is_barren = false;
         if position.skip_rows > 0 {
             self.fill_open_rows()?;
             if position.skip_rows >= self.open.len() as u64 {
@@ -286,7 +290,7 @@ impl PackingStream {
     /// A row of one truncated document. Documents of other hosts are counted but not read.
     fn single_row(&mut self, batch_start: u64, mine: &Range<usize>) -> Result<Option<Row>> {
         let example = self.cursor.example;
-        if self.reader.is_past_end(example) {
+        if self.reader.is_past_end(example) || self.is_barren {
             return Ok(None);
         }
         let (count, number) = (self.count(), self.number);
@@ -410,6 +414,9 @@ impl PackingStream {
         place: impl FnOnce(&EncodedDocument, usize, usize),
     ) -> Result<Option<(usize, usize)>> {
         loop {
+            if self.is_barren {
+                return Ok(None);
+            }
             let Some(document) = self.reader.document(self.cursor.example, |_| true)? else {
                 return Ok(None);
             };
@@ -447,6 +454,11 @@ impl PackingStream {
         // The end of one epoch and the start of the next may be barren in succession. So only two successive barren
         // epochs, or a barren first epoch, prove that no document has a token.
         if self.barren / 2 >= documents || (self.barren == all && self.cursor.example == all) {
+            if self.count() > 1 {
+                // The iterator reports data of which no stream has a token.
+                self.is_barren = true;
+                return Ok(());
+            }
             // If rows are documents, a host reads only its own documents, and these may be empty in every epoch.
             if self.options.packing == Packing::Off
                 && self.options.num_hosts > 1
