@@ -14,7 +14,7 @@ const BITS: u32 = 18;
 const MOST_WORDS: usize = 2000;
 const EPOCHS: usize = 5;
 const RATE: f64 = 0.5;
-/// One in so many documents is held out.
+/// One in ten documents is held out.
 const HELD_OUT: u64 = 10;
 const SIGNATURE: &[u8; 8] = b"MTQUAL01";
 

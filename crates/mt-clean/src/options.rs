@@ -1,4 +1,4 @@
-//! What is cleaned and how, and the file that ties a directory to it.
+//! The documents to clean, the steps, and the file that ties a directory to them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -104,7 +104,7 @@ impl CleanOptions {
         self.memory / 8
     }
 
-    /// What determines the output, by the words of a message.
+    /// All that determines the output, by the words of a message.
     fn described(&self) -> Result<Vec<(&'static str, Value)>> {
         let files = |paths: &[PathBuf]| -> Result<Value> {
             let described = paths.iter().map(|path| {
@@ -150,7 +150,7 @@ impl CleanOptions {
 /// The file of a directory's work.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// The directory of what is not complete.
+    /// The directory of incomplete work.
     pub work: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! Counts of what was removed, with samples.
+//! Counts of removed documents, with samples.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -49,7 +49,7 @@ pub struct Duplicates {
     pub largest: u64,
 }
 
-/// What a step removed.
+/// The documents that a step removed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     pub step: String,
@@ -60,7 +60,7 @@ pub struct StepReport {
     pub rules: BTreeMap<String, RuleReport>,
 }
 
-/// What a rule removed.
+/// The documents that a rule removed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RuleReport {
     pub removed: u64,
@@ -73,7 +73,7 @@ pub struct Sample {
     pub place: String,
     /// The beginning of the text.
     pub text: String,
-    /// What the rule measured and compared.
+    /// The measured value and its threshold.
     pub note: String,
 }
 

@@ -111,7 +111,7 @@ fn skipped(options: &CleanOptions, error: DataError) -> Result<u64> {
     }
 }
 
-/// Passes all documents through the steps. Parts that are complete are not repeated.
+/// Passes all documents through the steps. Sections that are complete are not repeated.
 pub(crate) fn filter(options: &CleanOptions, plan: &Plan, watch: Watch<'_>) -> Result<Vec<Section>> {
     let mut sections = Vec::<Section>::new();
     loop {

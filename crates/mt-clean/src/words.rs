@@ -152,13 +152,13 @@ fn is_in(character: char, ranges: &[(u32, u32)]) -> bool {
 }
 
 /// Whether a character ends sentences.
-pub(crate) fn is_terminal(character: char) -> bool {
+pub(crate) fn ends_sentence(character: char) -> bool {
     is_in(character, TERMINALS)
 }
 
 /// Whether a character belongs to no word.
 pub(crate) fn is_mark(character: char) -> bool {
-    is_in(character, PUNCTUATION) || is_terminal(character)
+    is_in(character, PUNCTUATION) || ends_sentence(character)
 }
 
 fn holds(list: &str, word: &str) -> bool {
@@ -428,7 +428,7 @@ pub(crate) fn sentences(line: &str) -> usize {
     for word in words(line) {
         let mut characters = word.chars();
         let first = characters.next().unwrap_or(' ');
-        let is_end = characters.next().is_none() && is_terminal(first);
+        let is_end = characters.next().is_none() && ends_sentence(first);
         if is_end {
             is_ended = true;
         } else if is_ended && !word.chars().all(is_punctuation) {
@@ -445,7 +445,7 @@ fn is_punctuation(character: char) -> bool {
         '$' | '+' | '<' | '=' | '>' | '^' | '`' | '|' | '~' => false,
         _ if character.is_ascii() => character.is_ascii_punctuation(),
         _ => {
-            is_terminal(character)
+            ends_sentence(character)
                 || matches!(character as u32, 0xa1 | 0xa7 | 0xab | 0xb6 | 0xb7 | 0xbb | 0xbf | 0x2010..=0x2027
                     | 0x2030..=0x205e | 0x3001..=0x3003 | 0x3008..=0x3011 | 0x3014..=0x301f | 0xff01..=0xff0f)
         }

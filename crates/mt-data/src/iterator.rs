@@ -18,7 +18,7 @@ use crate::watch::Watch;
 
 /// Batches of a dataset. Their order is a function of the options.
 ///
-/// The examples are dealt to a fixed number of streams, each of which packs its own. A batch has an equal, contiguous share of
+/// The examples are assigned to a fixed number of streams, each of which packs its own. A batch has an equal, contiguous share of
 /// rows from each stream, and a host reads only the streams whose rows it feeds. The first token of a row depends on the
 /// lengths of all earlier documents of its stream, so the state is one position for each stream, whatever the number of
 /// hosts. With one stream, every host packs the rows of all hosts and keeps its own; without packing and with long documents

@@ -10,7 +10,7 @@
 //!
 //! Every stage after the files is a function of the global example index (epoch × documents + position), so a state is
 //! a position: a resumed run sees the batches that it would have seen, on any number of hosts and threads. The first token of
-//! a packed row depends on all earlier documents of its stream. Examples are therefore dealt to a fixed number of streams,
+//! a packed row depends on all earlier documents of its stream. Examples are therefore assigned to a fixed number of streams,
 //! and a host tokenizes the documents of the streams whose rows it feeds.
 //!
 //! ```

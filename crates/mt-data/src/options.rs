@@ -88,7 +88,7 @@ pub struct DatasetOptions {
     pub host_index: usize,
     /// The number of hosts.
     pub num_hosts: usize,
-    /// The number of streams to which examples are dealt, and which are packed apart. The order of the rows depends on it, not
+    /// The number of streams to which examples are assigned, and which are packed apart. The order of the rows depends on it, not
     /// on the number of hosts. A host that feeds whole streams reads no documents of the others.
     pub streams: usize,
     /// How documents fill rows.

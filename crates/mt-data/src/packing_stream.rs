@@ -52,7 +52,7 @@ pub(crate) struct PackingStream {
 #[derive(Debug)]
 struct Cached {
     files: RowCache,
-    /// Rows of the file at hand, and whether the data ends behind them.
+    /// Rows of the file that was read last, and whether the data ends behind them.
     ahead: VecDeque<(Row, StreamPosition)>,
     ended: bool,
     /// The position behind the last row, if it came from a file. The documents are then not where the rows are.

@@ -39,7 +39,7 @@ pub(crate) struct DocumentReader {
     visits: Visits,
     num_examples: Option<u64>,
     pool: Option<Arc<rayon::ThreadPool>>,
-    /// The number of streams, each of which has a reader of every so many examples.
+    /// The number of streams, each of which has a reader of its own.
     streams: u64,
     queue: VecDeque<(u64, EncodedDocument)>,
     /// The error of the next example after the queue. It is reported when that example is requested.
@@ -120,10 +120,8 @@ impl DocumentReader {
         Ok(self.queue.front().map(|(_, document)| document))
     }
 
-    /// Reads and tokenizes the examples from `first` on.
-    fn fill(&mut self, first: u64, wanted: impl Fn(u64) -> bool) {
-        self.queue.clear();
-        self.failed = None;
+    /// Reads the examples from `first` on, up to the first one that fails.
+    fn read_ahead(&mut self, first: u64, wanted: impl Fn(u64) -> bool) -> Vec<(u64, u64, Document)> {
         let (mut texts, mut bytes) = (Vec::new(), 0);
         let streams = self.streams as usize;
         let most_documents = (LOOKAHEAD_DOCUMENTS / streams).max(LEAST_DOCUMENTS);
@@ -164,6 +162,14 @@ impl DocumentReader {
                 }
             }
         }
+        texts
+    }
+
+    /// Reads and tokenizes the examples from `first` on.
+    fn fill(&mut self, first: u64, wanted: impl Fn(u64) -> bool) {
+        self.queue.clear();
+        self.failed = None;
+        let texts = self.read_ahead(first, wanted);
         let (tokenizer, add_bos, add_eos) = (self.tokenizer.clone(), self.add_bos, self.add_eos);
         let (dataset, vocab_size, targets) = (self.dataset.clone(), self.vocab_size, self.targets);
         let (conversations, fill_in_the_middle) = (self.conversations.clone(), self.fill_in_the_middle);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gopher::repeated;
 use super::{Finding, over, under};
-use crate::words::{is_terminal, words};
+use crate::words::{ends_sentence, words};
 
 /// Thresholds on the lines of a document.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ impl FineWeb {
         }
         let total = lines.len() as f64;
         let share = |is: &dyn Fn(&str) -> bool| lines.iter().filter(|line| is(line)).count() as f64 / total;
-        under("terminal_lines", share(&|line| line.ends_with(is_terminal)), self.min_terminal_lines)
+        under("terminal_lines", share(&|line| line.ends_with(ends_sentence)), self.min_terminal_lines)
             .or_else(|| {
                 let is_short = |line: &str| line.chars().nth(self.short_line).is_none();
                 over("short_lines", share(&is_short), self.max_short_lines)

@@ -255,7 +255,7 @@ fn configure(
         None => config,
     };
     let config = decode::with_tokenizer_settings(config)?;
-    // An error is said without warnings that may only follow from it.
+    // Warnings that may only follow from an error do not precede it.
     TrainConfig::from_config(&config)?;
     warn(&config);
     warn_of_training(&config);

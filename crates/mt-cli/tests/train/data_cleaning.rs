@@ -56,13 +56,15 @@ fn write_lines(path: impl AsRef<Path>, records: impl Iterator<Item = Value>) {
     fs::write(path, records.map(|record| format!("{record}\n")).collect::<String>()).unwrap();
 }
 
-#[test]
-fn each_step_removes_its_documents_and_reports_them() {
+const GOOD: &str = "The old mill stands by the river, and the miller's daughter walks to the market with her basket of \
+                    eggs. She knows every stone of the road. When the rain comes, the wheel turns fast. Then the flour \
+                    falls like snow. At night the lamps are lit, and all of the people that live there have a song.";
+
+/// A sandbox with documents for each step, and the files that the steps need.
+fn documents_for_each_step() -> Sandbox {
     let sandbox = Sandbox::new();
-    let good = "The old mill stands by the river, and the miller's daughter walks to the market with her basket of \
-                eggs. She knows every stone of the road. When the rain comes, the wheel turns fast. Then the flour \
-                falls like snow. At night the lamps are lit, and all of the people that live there have a song.";
-    let spam = "buy cheap pills now click here casino bonus ".repeat(9);
+    let good = GOOD;
+    let spam = "you should buy these cheap pills now and click here for your great casino bonus ".repeat(6);
     let german = "Die alte Mühle steht am Fluss, und die Tochter des Müllers geht mit ihrem Korb zum Markt.";
     let question =
         "Which of the seven bridges over the long river was built by the miller of the upper valley?";
@@ -95,6 +97,12 @@ fn each_step_removes_its_documents_and_reports_them() {
     };
     write_lines(sandbox.path("good.jsonl"), varied(good, 60));
     write_lines(sandbox.path("bad.jsonl"), varied(&spam, 60));
+    sandbox
+}
+
+#[test]
+fn each_step_removes_its_documents_and_reports_them() {
+    let sandbox = documents_for_each_step();
     let words = [
         "data",
         "clean",
@@ -133,7 +141,7 @@ fn each_step_removes_its_documents_and_reports_them() {
     assert!(report["classifier"]["accuracy"].as_f64().unwrap() > 0.9, "{report}");
     let kept = fs::read_to_string(sandbox.path("out/clean-00000-of-00001.jsonl")).unwrap();
     let kept: Vec<Value> = kept.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(kept[0], json!({"text": good, "id": 0, "url": "x"}));
+    assert_eq!(kept[0], json!({"text": GOOD, "id": 0, "url": "x"}));
     let masked = kept[1]["text"].as_str().unwrap();
     assert!(
         masked.starts_with("Write to <EMAIL> or call <PHONE> at") && masked.contains("at <IP_ADDRESS>,"),
@@ -275,7 +283,7 @@ fn tokenizers_of_each_kind_are_trained_and_measured() {
         assert!(sandbox.path(&output).join(file).is_file());
         let measured = &said["measured"];
         assert!(
-            measured["fertility"].as_f64().unwrap() > 1.0 && measured["coverage"].as_f64().unwrap() > 0.95,
+            measured["fertility"].as_f64().unwrap() >= 1.0 && measured["coverage"].as_f64().unwrap() > 0.95,
             "{said}"
         );
         assert!(said["vocab_size"].as_u64().unwrap() <= size.parse().unwrap(), "{said}");

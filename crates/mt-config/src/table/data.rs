@@ -87,7 +87,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "packing_streams",
                 1,
-                "Number of streams to which documents are dealt, and which are tokenized and packed apart. The order of the data \
+                "Number of streams to which documents are assigned, and which are tokenized and packed apart. The order of the data \
                  depends on it, and not on the number of hosts, each of which reads whole streams.",
             )
             .at_least(1.0)

@@ -7,7 +7,7 @@ mod schedule;
 use std::{path::PathBuf, sync::Arc};
 
 use mt_config::{RunRecord, TrainConfig, token_numbers_path};
-use mt_data::{DataError, Drawn, ExampleCounts, Position, Watch};
+use mt_data::{Conversations, DataError, Dataset, Drawn, ExampleCounts, Position, Watch};
 use mt_runtime::{Installation, Runtime, start_runtime};
 
 use crate::{
@@ -154,14 +154,7 @@ pub fn train(
         monitor,
     };
     let (finished, progress) = finished.after(training.run(train, position))?;
-    if let Some(note) = conversations.and_then(|form| note_of_cut_examples(form.counts())) {
-        events::note(observer, note);
-    }
-    if let Some(table) =
-        dataset.and_then(|dataset| table_of_mixture(&dataset.drawn_until(&progress.position)))
-    {
-        observer(Event::Report(table));
-    }
+    note_about_data(observer, conversations, dataset, &progress.position);
     let compares = record.is_quick_start() && progress.ending == Ending::Completed;
     let bits_per_byte =
         baseline.filter(|_| compares).map(|baseline| baseline.bits_per_byte(tokenizer.as_ref()));
@@ -169,7 +162,22 @@ pub fn train(
     Ok(finished.report(progress, unigram_bits_per_byte))
 }
 
-/// The table of what came from each source of a mixture; none for other data.
+/// Notes examples that were cut, and the examples from each source of a mixture.
+fn note_about_data(
+    observer: &Observer,
+    conversations: Option<Arc<Conversations>>,
+    dataset: Option<Arc<Dataset>>,
+    position: &Position,
+) {
+    if let Some(note) = conversations.and_then(|form| note_of_cut_examples(form.counts())) {
+        events::note(observer, note);
+    }
+    if let Some(table) = dataset.and_then(|dataset| table_of_mixture(&dataset.drawn_until(position))) {
+        observer(Event::Report(table));
+    }
+}
+
+/// The table of the examples from each source of a mixture; none for other data.
 pub fn table_of_mixture(drawn: &[Drawn]) -> Option<String> {
     if drawn.is_empty() {
         return None;

@@ -33,7 +33,7 @@ impl TokenizerModel {
         [("bpe", Self::Bpe), ("unigram", Self::Unigram), ("wordpiece", Self::WordPiece)];
 }
 
-/// What a tokenizer is trained to be.
+/// The kind of a trained tokenizer, and its size.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrainingOptions {
     pub model: TokenizerModel,

@@ -15,7 +15,7 @@ use crate::watch::Watch;
 
 /// The special tokens, in the order of their ids.
 const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
-/// What the later pieces of a word begin with.
+/// The beginning of the later pieces of a word.
 const CONTINUES: &str = "##";
 
 /// The `tokenizer.json` of a model.
