@@ -121,6 +121,8 @@ fn each_step_removes_its_documents_and_reports_them() {
         "good.jsonl",
         "--bad",
         "bad.jsonl",
+        "--quality",
+        "0.2",
         "--mask",
         "email,ip,phone",
         "--near",
@@ -155,11 +157,8 @@ fn each_step_removes_its_documents_and_reports_them() {
     }
     // The same command reports once more; another one is refused, as is a directory with other files.
     assert_eq!(serde_json::from_str::<Value>(&maxtext(&sandbox, &words).succeeded().output).unwrap(), report);
-    let fewer: Vec<&str> = words
-        .iter()
-        .copied()
-        .filter(|word| *word != "--near" && *word != "--near-rows" && *word != "2")
-        .collect();
+    let fewer: Vec<&str> =
+        words.iter().copied().filter(|word| !["--near", "--near-rows", "2"].contains(word)).collect();
     maxtext(&sandbox, &fewer).refused(&["another search for duplicates", "--output"]);
     maxtext(&sandbox, &["data", "clean", "web.jsonl", "--output", "."]).refused(&["holds other files"]);
 }
