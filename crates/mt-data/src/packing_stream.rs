@@ -105,7 +105,7 @@ impl PackingStream {
     /// The example at which reading has arrived.
     pub(crate) fn examples_read(&self) -> u64 {
         match self.cache.as_ref().and_then(|cache| cache.position) {
-            Some(position) => position.epoch * self.dataset.epoch_size() + position.document,
+            Some(position) => position.read,
             None => self.cursor.example,
         }
     }
@@ -126,6 +126,7 @@ impl PackingStream {
             token: cursor.token as u64,
             skip_rows,
             rows: self.rows,
+            read: self.cursor.example,
         }
     }
 

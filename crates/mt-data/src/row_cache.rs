@@ -114,8 +114,8 @@ fn write_chunk(bytes: &mut Vec<u8>, chunk: &Chunk) {
     bytes.extend((chunk.rows.len() as u32).to_le_bytes());
     bytes.push(u8::from(chunk.ended));
     for (row, position) in &chunk.rows {
-        let StreamPosition { epoch, document, token, skip_rows, rows } = *position;
-        for number in [epoch, document, token, skip_rows, rows, row.filled as u64, row.bytes] {
+        let StreamPosition { epoch, document, token, skip_rows, rows, read } = *position;
+        for number in [epoch, document, token, skip_rows, rows, read, row.filled as u64, row.bytes] {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(row.label.to_le_bytes());
@@ -170,8 +170,8 @@ impl Reader<'_> {
         let (count, ended) = (self.count()?, self.flag()?);
         let mut chunk = Chunk { rows: Vec::new(), ended };
         for _ in 0..count {
-            let [epoch, document, token, skip_rows, rows, filled, bytes] = {
-                let mut numbers = [0; 7];
+            let [epoch, document, token, skip_rows, rows, read, filled, bytes] = {
+                let mut numbers = [0; 8];
                 for number in &mut numbers {
                     *number = self.number()?;
                 }
@@ -182,7 +182,7 @@ impl Reader<'_> {
             let segments = (0..num_segments).map(|_| self.piece()).collect::<Option<Vec<_>>>()?;
             let second = if has_second { Some(self.piece()?) } else { None };
             let row = Row { filled: filled as usize, bytes, segments, second, label };
-            chunk.rows.push((row, StreamPosition { epoch, document, token, skip_rows, rows }));
+            chunk.rows.push((row, StreamPosition { epoch, document, token, skip_rows, rows, read }));
         }
         Some(chunk)
     }

@@ -22,6 +22,9 @@ pub struct StreamPosition {
     pub skip_rows: u64,
     /// Rows produced so far.
     pub rows: u64,
+    /// The examples that have been read for these rows, some of which wait for later ones.
+    #[serde(default)]
+    pub read: u64,
 }
 
 /// The position from which an iterator resumes exactly. It is small, and valid for any number of hosts, threads and rows in a
@@ -41,6 +44,9 @@ pub struct IteratorState {
     pub skip_rows: u64,
     /// Rows produced so far, on all hosts together.
     pub rows: u64,
+    /// The examples that have been read for these rows, some of which wait for later ones.
+    #[serde(default)]
+    pub read: u64,
     /// The positions of several streams, as far as they are known. The fields above are 0 then, but for the rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub streams: Vec<Option<StreamPosition>>,
@@ -62,19 +68,20 @@ impl IteratorState {
                 Some(stream) => {
                     *stream = Some(position);
                     only.rows += position.rows;
+                    only.read = only.read.max(position.read);
                 }
                 None => only = position,
             }
         }
-        let StreamPosition { epoch, document, token, skip_rows, rows } = only;
-        Self { version: STATE_VERSION, epoch, document, token, skip_rows, rows, streams, fingerprint }
+        let StreamPosition { epoch, document, token, skip_rows, rows, read } = only;
+        Self { version: STATE_VERSION, epoch, document, token, skip_rows, rows, read, streams, fingerprint }
     }
 
     /// The position of a stream.
     pub(crate) fn position(&self, number: usize, count: usize) -> Result<StreamPosition> {
         if count == 1 && self.streams.is_empty() {
-            let Self { epoch, document, token, skip_rows, rows, .. } = *self;
-            return Ok(StreamPosition { epoch, document, token, skip_rows, rows });
+            let Self { epoch, document, token, skip_rows, rows, read, .. } = *self;
+            return Ok(StreamPosition { epoch, document, token, skip_rows, rows, read });
         }
         self.streams.get(number).copied().flatten().ok_or_else(|| {
             let reason =
@@ -100,6 +107,7 @@ impl IteratorState {
                 }
                 (None, Some(more)) => {
                     self.rows += more.rows;
+                    self.read = self.read.max(more.read);
                     *own = Some(*more);
                 }
                 _ => {}

@@ -166,6 +166,19 @@ impl Opened {
     }
 }
 
+/// The text of tokens. A vocabulary may have tokens that the tokenizer does not have, such as marks of gaps.
+fn decoded(tokenizer: &Tokenizer, ids: &[u32]) -> Result<String, DataError> {
+    let is_known = |id: &u32| (*id as usize) < tokenizer.vocab_size();
+    let mut text = String::new();
+    for run in ids.chunk_by(|one, next| is_known(one) == is_known(next)) {
+        match is_known(&run[0]) {
+            true => text.push_str(&tokenizer.decode(run, false)?),
+            false => text.extend(run.iter().map(|id| format!("<token {id}>"))),
+        }
+    }
+    Ok(text)
+}
+
 /// The configuration: that of the run that `run_name` names, if it has begun, below the given keys.
 fn configured(settings: Vec<String>) -> Result<Config, Failure> {
     let request = Request::from_process(settings);
@@ -318,7 +331,7 @@ impl Example {
     fn shown(&self, number: usize, tokenizer: &Tokenizer, style: Style) -> Result<String, DataError> {
         let num_losses = self.has_loss.iter().filter(|has_loss| **has_loss).count();
         if style == Style::Json {
-            let texts = self.tokens.iter().map(|token| tokenizer.decode(&[*token], false));
+            let texts = self.tokens.iter().map(|token| decoded(tokenizer, &[*token]));
             let texts: Vec<String> = texts.collect::<Result<_, _>>()?;
             let mut object = json!({
                 "example": number, "tokens": self.tokens, "texts": texts, "has_loss": self.has_loss,
@@ -342,7 +355,7 @@ impl Example {
             self.tokens.iter().copied().zip(self.has_loss.iter().copied()).collect();
         for run in tokens.chunk_by(|(_, one), (_, next)| one == next) {
             let ids: Vec<u32> = run.iter().map(|(token, _)| *token).collect();
-            let run_text = tokenizer.decode(&ids, false)?;
+            let run_text = decoded(tokenizer, &ids)?;
             match run[0].1 {
                 true => text.extend([begin, run_text.as_str(), end]),
                 false => text.push_str(&run_text),

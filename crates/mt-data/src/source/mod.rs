@@ -406,11 +406,7 @@ impl Dataset {
         // Sources that change batches keep the position of the text within theirs.
         let of_text = position.get("data").unwrap_or(position);
         let state = IteratorState::deserialize(of_text).ok();
-        // A mixture has one epoch, whose documents are examples.
-        let examples = state.map(|state| {
-            let of_streams = state.streams.iter().flatten().map(|stream| stream.document);
-            of_streams.max().unwrap_or(state.document)
-        });
+        let examples = state.map(|state| state.read);
         examples.map(|examples| self.drawn(examples)).unwrap_or_default()
     }
 

@@ -2,7 +2,7 @@
 
     pip install sentencepiece tokenizers
     cargo build --release -p mt-cli
-    python bench/data/tokenizers.py target/release/maxtext [FILES]
+    python bench/data/train_tokenizers.py target/release/maxtext [FILES]
 
 Text is that of FILES, which the documentation of this repository may be, else it is generated. One in ten lines is held out.
 Prints one JSON object a line: the likelihood of the held-out text under each unigram model, by SentencePiece's own encoder,
@@ -44,8 +44,8 @@ def likelihood(model, lines):
     processor = sentencepiece.SentencePieceProcessor(model_file=model)
     total = tokens = 0
     for line in lines:
-        for piece in processor.encode(line, out_type="immutable_proto").pieces:
-            total += processor.get_score(piece.id)
+        for piece in processor.encode(line):
+            total += processor.get_score(piece)
             tokens += 1
     return total / sum(len(line) for line in lines), tokens, processor.get_piece_size()
 
