@@ -171,7 +171,7 @@ def datatrove_near(directory, source, count):
     from datatrove.pipeline.writers import JsonlWriter
     from datatrove.utils.hashing import HashConfig
 
-    config = MinhashConfig(n_grams=5, num_buckets=14, hashes_per_bucket=8, hash_config=HashConfig(precision=64, hash_fc="xxhash"))
+    config = MinhashConfig(n_grams=5, num_buckets=14, hashes_per_bucket=8, hash_config=HashConfig(precision=64, hash_fc="sha1"))
     path = lambda name: os.path.join(directory, "datatrove", name)
     reader = lambda: JsonlReader(os.path.dirname(source), glob_pattern=os.path.basename(source))
     begin = time.time()
