@@ -1,6 +1,7 @@
 //! The command line.
 
 mod checkpoint;
+mod clean;
 mod data;
 mod distill;
 mod preference;
@@ -19,6 +20,7 @@ pub use checkpoint::{
     Average, CheckpointCommand, CheckpointDiff, Export, ExportFormat, ExportType, Import, Inspect,
     ParamsOnly, Reshard, Verify,
 };
+pub use clean::DataClean;
 pub use data::{
     DataCheckLogits, DataCommand, DataConvert, DataGenerate, DataInspect, DataSaveLogits, DataShow, DataStats,
 };
@@ -184,16 +186,21 @@ Examples:
       logits_path=logits.npy";
 
 const TOKENIZER_TRAIN: &str = "\
-Trains a byte-level BPE tokenizer on text, and writes it as a `tokenizer.json`
-that Hugging Face's library reads, too.
+Trains a tokenizer on text: byte-level BPE, a unigram model or WordPiece, in the
+file of Hugging Face's library (`tokenizer.json`) or of SentencePiece
+(`tokenizer.model`).
 
-The text is the training data: `hf_path`, `hf_train_files`, `hf_text_unit` and
-`train_data_columns`.";
+The text is the training data, of any `dataset_type`. The tokenizer is measured
+on the evaluation data if that is named, else on the training data: tokens per
+word (fertility), bytes per token, and the share of tokens that are neither
+unknown nor single bytes of longer characters (coverage).";
 
 const TOKENIZER_EXAMPLES: &str = "\
 Examples:
   maxtext tokenizer train --vocab-size 8192 --output my_tokenizer \\
       hf_path=text hf_train_files='books/*.txt'
+  maxtext tokenizer train --model unigram --format sentencepiece \\
+      --output pieces hf_path=json hf_train_files='web/*.jsonl'
   maxtext train books.yml tokenizer_path=my_tokenizer vocab_size=8192";
 
 const CONFIG_EXAMPLES: &str = "\
@@ -597,17 +604,32 @@ pub struct Show {
 
 #[derive(Debug, Subcommand)]
 pub enum TokenizerCommand {
-    /// Train a byte-level BPE tokenizer
+    /// Train a BPE, unigram or WordPiece tokenizer
     #[command(long_about = TOKENIZER_TRAIN, after_help = TOKENIZER_EXAMPLES)]
     Train(TokenizerTrain),
 }
 
 #[derive(Debug, Args)]
 pub struct TokenizerTrain {
-    /// Number of tokens, including 256 bytes and 3 special tokens
+    /// The model: `bpe`, `unigram` or `wordpiece`
+    #[arg(long, value_name = "MODEL", default_value = "bpe")]
+    pub model: String,
+    /// The library of the file: `huggingface` or `sentencepiece`
+    #[arg(long, value_name = "FORMAT", default_value = "huggingface")]
+    pub format: String,
+    /// Number of tokens, including special ones, and 256 bytes except for WordPiece
     #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
     pub vocab_size: usize,
-    /// Directory for `tokenizer.json`
+    /// The share of the text's characters that have pieces, except for byte-level BPE
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9995)]
+    pub character_coverage: f64,
+    /// Read all text in lower case, without accents (WordPiece)
+    #[arg(long)]
+    pub lowercase: bool,
+    /// Print the measures as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Directory for the tokenizer
     #[arg(long, value_name = "DIRECTORY")]
     pub output: PathBuf,
     #[command(flatten)]

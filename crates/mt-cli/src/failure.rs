@@ -55,6 +55,12 @@ impl From<mt_data::DataError> for Failure {
     }
 }
 
+impl From<mt_clean::CleanError> for Failure {
+    fn from(error: mt_clean::CleanError) -> Self {
+        Self::from_error(&error, error.is_user_error())
+    }
+}
+
 impl From<mt_checkpoint::CheckpointError> for Failure {
     fn from(error: mt_checkpoint::CheckpointError) -> Self {
         Self::from_error(&error, error.is_user_error())

@@ -147,6 +147,8 @@ fn text(progress: Progress) -> String {
         Task::IndexFiles => ("reading the data", &megabytes),
         Task::OpenFiles => ("opening the data", &|files| format!("{files} files")),
         Task::ConvertRecords => ("writing", &|records| format!("{records} records")),
+        Task::CleanDocuments => ("cleaning", &|documents| format!("{documents} documents")),
+        Task::FindDuplicates => ("finding duplicates", &|keys| format!("{keys} keys")),
         Task::CountWords => ("training the tokenizer: counting words", &megabytes),
         Task::LearnMerges => ("training the tokenizer: learning tokens", &|tokens| tokens.to_string()),
     };

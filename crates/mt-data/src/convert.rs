@@ -1,6 +1,7 @@
 //! Inspection of files of records, and conversion between their formats.
 
 mod sink;
+mod stream;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -17,6 +18,7 @@ use crate::watch::{Task, Watch};
 
 use sink::Sink;
 pub use sink::{Kind, SinkOptions};
+pub use stream::{RawRecord, RecordFile, RecordStream};
 
 /// The first bytes of ArrayRecord files: Riegeli's signature.
 const RIEGELI: &[u8] = &[0x83, 0xaf, 0x70, 0xd1, 0x0d, 0x88, 0x4a, 0x3f];

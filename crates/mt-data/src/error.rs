@@ -100,6 +100,12 @@ pub enum DataError {
     #[error("`{path}`: {reason}")]
     TensorflowDataset { path: PathBuf, reason: String },
 
+    /// A file of packed rows that cannot be used.
+    #[error(
+        "`{path}` holds no usable rows of `packed_data_cache`: {reason}\nhint: remove the file; its rows are tokenized again"
+    )]
+    CachedRows { path: PathBuf, reason: String },
+
     /// A mixture that cannot be read.
     #[error(
         "the mixture {mixture}: {reason}\nhint: write `grain_train_files='a/*.array_record,0.7;b/*.array_record,0.3'`, or a \
@@ -260,7 +266,7 @@ impl DataError {
     }
 
     /// Whether one document is the cause, so that the others can be read.
-    pub(crate) fn is_of_document(&self) -> bool {
+    pub fn is_of_document(&self) -> bool {
         match self {
             Self::Record { .. }
             | Self::Json { .. }

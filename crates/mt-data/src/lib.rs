@@ -9,10 +9,9 @@
 //! ```
 //!
 //! Every stage after the files is a function of the global example index (epoch × documents + position), so a state is
-//! a position: a resumed run sees the batches that it would have seen, on any number of hosts and threads. When
-//! packing, every host tokenizes all documents, because the first token of a row depends on all earlier documents. The
-//! tokenizing rate of one host therefore bounds the global rate; it is several million tokens per second on a host with
-//! many cores.
+//! a position: a resumed run sees the batches that it would have seen, on any number of hosts and threads. The first token of
+//! a packed row depends on all earlier documents of its stream. Examples are therefore assigned to a fixed number of streams,
+//! and a host tokenizes the documents of the streams whose rows it feeds.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -42,16 +41,19 @@ mod error;
 mod evaluation;
 mod example;
 mod files;
+mod fill_in_the_middle;
 mod instructions;
 mod iterator;
 mod masking;
 mod mismatched;
 mod options;
 mod packing;
+mod packing_stream;
 mod prefetch;
 mod random;
 mod reader;
 mod repository;
+mod row_cache;
 mod source;
 mod spans;
 mod state;
@@ -75,6 +77,7 @@ pub use damage::{Damage, Skipped};
 pub use error::{DataError, Result};
 pub use evaluation::{EvaluationBatches, EvaluationSet};
 pub use files::expand as expand_patterns;
+pub use fill_in_the_middle::FillInTheMiddle;
 pub use instructions::{Instruction, instructions, save_instruction_pairs, save_instructions};
 pub use iterator::TrainIterator;
 pub use masking::BlockMasking;
@@ -88,7 +91,7 @@ pub use source::{
     RecordFormat, Source, TensorflowDataset, TextDocument,
 };
 pub use spans::{SpanCorruption, SpanSizes};
-pub use state::IteratorState;
+pub use state::{IteratorState, StreamPosition};
 pub use statistics::{UnigramModel, bits_per_byte};
 pub use storage::FileCompression;
 pub use stored_logits::{
@@ -98,7 +101,7 @@ pub use stream::{BatchSource, HeldOut, Position};
 pub use tokenizer::{
     BYTE_LEVEL_SPECIAL_TOKENS, CompressedVocabulary, DecodeStream, EncodedDocument, GgmlTokenKind,
     GgmlVocabulary, SpecialTokens, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer, TokenizerKind,
-    train_bpe,
+    TokenizerModel, TokenizerQuality, TrainingOptions, train_bpe, train_tokenizer,
 };
 pub use user_function::UserFunction;
 pub use watch::{Progress, Task, Watch};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::conversation::Conversations;
 use crate::damage::Damage;
 use crate::error::{DataError, Result};
+use crate::fill_in_the_middle::FillInTheMiddle;
 use crate::source::Source;
 
 /// How documents fill rows.
@@ -87,6 +88,9 @@ pub struct DatasetOptions {
     pub host_index: usize,
     /// The number of hosts.
     pub num_hosts: usize,
+    /// The number of streams to which examples are assigned, and which are packed apart. The order of the rows depends on it, not
+    /// on the number of hosts. A host that feeds whole streams reads no documents of the others.
+    pub streams: usize,
     /// How documents fill rows.
     pub packing: Packing,
     /// Whether the tokens of a document beyond the length of a row are dropped instead of continued in another row. By
@@ -110,6 +114,10 @@ pub struct DatasetOptions {
     pub add_eos: bool,
     /// Whether the EOS that ends a document has a loss.
     pub trains_eos: bool,
+    /// How plain text is rearranged, so that a model learns to fill gaps.
+    pub fill_in_the_middle: Option<FillInTheMiddle>,
+    /// The directory of packed rows of earlier runs, if rows are kept.
+    pub row_cache: Option<std::path::PathBuf>,
     /// The model's vocabulary size. A document with a token outside of it is an error.
     pub vocab_size: Option<usize>,
     /// The treatment of an incomplete last batch.
@@ -131,6 +139,7 @@ impl DatasetOptions {
             batch_rows,
             host_index: 0,
             num_hosts: 1,
+            streams: 1,
             packing: Packing::ConcatThenSplit,
             drops_long_ends: None,
             targets: Targets::Next,
@@ -142,6 +151,8 @@ impl DatasetOptions {
             add_bos: true,
             add_eos: true,
             trains_eos: true,
+            fill_in_the_middle: None,
+            row_cache: None,
             vocab_size: None,
             remainder: Remainder::Drop,
             damage: Damage::Stop,
@@ -174,6 +185,14 @@ impl DatasetOptions {
                 "{} hosts cannot share a batch of {} rows equally\nhint: choose `per_device_batch_size` so that the \
                  number of rows is a multiple of the number of hosts",
                 self.num_hosts, self.batch_rows
+            )
+        } else if self.streams == 0 {
+            "there is no stream of rows\nhint: use `packing_streams=1` or more".into()
+        } else if !self.batch_rows.is_multiple_of(self.streams) {
+            format!(
+                "{} packing streams cannot fill a batch of {} rows equally\nhint: choose `packing_streams` as a divisor of the \
+                 number of rows",
+                self.streams, self.batch_rows
             )
         } else if self.num_epoch == Some(0) {
             "`num_epoch=0` reads nothing\nhint: use 1 or more, or -1 for data without end".into()

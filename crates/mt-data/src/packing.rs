@@ -10,9 +10,9 @@ use crate::tokenizer::EncodedDocument;
 const WINDOW_POSITIONS: usize = 1 << 21;
 const WINDOW_ROWS: [usize; 2] = [64, 1024];
 
-/// The rows that best-fit packing fills at the same time.
-pub(crate) fn window_rows(length: usize) -> usize {
-    (WINDOW_POSITIONS / length.max(1)).clamp(WINDOW_ROWS[0], WINDOW_ROWS[1])
+/// The rows that best-fit packing fills at the same time in each of several streams.
+pub(crate) fn window_rows(length: usize, streams: usize) -> usize {
+    (WINDOW_POSITIONS / length.max(1) / streams.max(1)).clamp(WINDOW_ROWS[0], WINDOW_ROWS[1])
 }
 
 /// Packs the documents of `pieces`, one in each, into rows: the longest first, each into the row that it fills best, or
@@ -70,7 +70,7 @@ pub(crate) fn best_fit(
 }
 
 /// A row under construction.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Row {
     /// The positions that are not padding.
     pub filled: usize,
@@ -82,7 +82,7 @@ pub(crate) struct Row {
 }
 
 /// A stretch of a document's tokens.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Piece {
     pub tokens: Vec<i32>,
     /// Whether the target of each pair of consecutive tokens has a loss; empty if all have one.
@@ -238,7 +238,7 @@ mod tests {
             (400.0 * (1.2 * normal).exp()).round().clamp(1.0, 2048.0) as usize
         };
         let lengths: Vec<usize> = (0..100_000).map(|_| length_of()).collect();
-        let (mut window, mut rows, capacity) = (Vec::new(), 0, window_rows(2048) * 2048);
+        let (mut window, mut rows, capacity) = (Vec::new(), 0, window_rows(2048, 1) * 2048);
         let mut pack =
             |window: &mut Vec<Row>| rows += best_fit(std::mem::take(window), 2048, None, None).len();
         for length in &lengths {

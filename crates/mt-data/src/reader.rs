@@ -8,6 +8,7 @@ use rayon::prelude::*;
 use crate::conversation::{AddedEnds, Conversations};
 use crate::damage::Damage;
 use crate::error::{DataError, Result};
+use crate::fill_in_the_middle::FillInTheMiddle;
 use crate::options::{DatasetOptions, Targets};
 use crate::source::{Dataset, Document, Visits};
 use crate::tokenizer::{EncodedDocument, Tokenizer};
@@ -15,6 +16,11 @@ use crate::tokenizer::{EncodedDocument, Tokenizer};
 /// Documents, and bytes of text, that are tokenized at once.
 const LOOKAHEAD_DOCUMENTS: usize = 256;
 const LOOKAHEAD_BYTES: usize = 4 << 20;
+/// Documents that are read at once.
+const READ_TOGETHER: usize = 32;
+/// The least of each, if several streams share them.
+const LEAST_DOCUMENTS: usize = 8;
+const LEAST_BYTES: usize = 64 << 10;
 
 /// Returns the tokens of examples by their global index, which increases through the epochs.
 #[derive(Debug)]
@@ -29,12 +35,25 @@ pub(crate) struct DocumentReader {
     /// How records become conversations, and the most tokens of one.
     conversations: Option<(Arc<Conversations>, usize)>,
     targets: Targets,
+    fill_in_the_middle: Option<(FillInTheMiddle, u64)>,
     visits: Visits,
     num_examples: Option<u64>,
-    pool: Option<rayon::ThreadPool>,
+    pool: Option<Arc<rayon::ThreadPool>>,
+    /// The number of streams, each of which has a reader of its own.
+    streams: u64,
     queue: VecDeque<(u64, EncodedDocument)>,
     /// The error of the next example after the queue. It is reported when that example is requested.
     failed: Option<(u64, DataError)>,
+}
+
+/// The threads that tokenize, which all streams share; `None` for those of the process.
+pub(crate) fn thread_pool(options: &DatasetOptions) -> Result<Option<Arc<rayon::ThreadPool>>> {
+    if options.threads == 0 {
+        return Ok(None);
+    }
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build();
+    let pool = pool.map_err(|error| DataError::Worker { reason: error.to_string() })?;
+    Ok(Some(Arc::new(pool)))
 }
 
 impl DocumentReader {
@@ -42,17 +61,11 @@ impl DocumentReader {
         dataset: Arc<Dataset>,
         tokenizer: Option<Arc<Tokenizer>>,
         options: &DatasetOptions,
-    ) -> Result<Self> {
-        let pool = match options.threads {
-            0 => None,
-            threads => {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-                Some(pool.map_err(|error| DataError::Worker { reason: error.to_string() })?)
-            }
-        };
+        pool: Option<Arc<rayon::ThreadPool>>,
+    ) -> Self {
         let num_examples = dataset.num_examples(options.num_epoch);
         let visits = Visits::new(dataset.clone(), options.shuffle.then_some(options.seed));
-        Ok(Self {
+        Self {
             dataset,
             tokenizer,
             add_bos: options.add_bos,
@@ -66,12 +79,14 @@ impl DocumentReader {
                 .clone()
                 .map(|form| (form, options.length + usize::from(options.targets == Targets::Next))),
             targets: options.targets,
+            fill_in_the_middle: options.fill_in_the_middle.map(|fim| (fim, options.seed)),
             visits,
             num_examples,
             pool,
+            streams: options.streams as u64,
             queue: VecDeque::new(),
             failed: None,
-        })
+        }
     }
 
     /// Whether the last epoch ends before `example`.
@@ -105,36 +120,59 @@ impl DocumentReader {
         Ok(self.queue.front().map(|(_, document)| document))
     }
 
+    /// Reads the examples from `first` on, up to the first one that fails.
+    fn read_ahead(&mut self, first: u64, wanted: impl Fn(u64) -> bool) -> Vec<(u64, u64, Document)> {
+        let (mut texts, mut bytes) = (Vec::new(), 0);
+        let streams = self.streams as usize;
+        let most_documents = (LOOKAHEAD_DOCUMENTS / streams).max(LEAST_DOCUMENTS);
+        let most_bytes = (LOOKAHEAD_BYTES / streams).max(LEAST_BYTES);
+        let mut next = first;
+        while self.failed.is_none()
+            && texts.len() < most_documents
+            && bytes < most_bytes
+            && !self.is_past_end(next)
+        {
+            // A few documents at a time are read by all threads, because their records are decompressed and parsed.
+            let mut group = Vec::new();
+            while group.len() < READ_TOGETHER && !self.is_past_end(next) {
+                if next == first || wanted(next) {
+                    group.push((next, self.visits.document(next)));
+                }
+                next += self.streams;
+            }
+            let dataset = &self.dataset;
+            let read = || group.par_iter().map(|(_, index)| dataset.document(*index)).collect::<Vec<_>>();
+            let documents = match &self.pool {
+                Some(pool) => pool.install(read),
+                None => read(),
+            };
+            for ((example, index), document) in group.into_iter().zip(documents) {
+                match document {
+                    Ok(document) => {
+                        bytes += document.size();
+                        texts.push((example, index, document));
+                    }
+                    Err(error) => match self.damage.skip(error) {
+                        Ok(()) => texts.push((example, index, Document::Tokens(Box::default()))),
+                        Err(error) => {
+                            self.failed = Some((example, error));
+                            break;
+                        }
+                    },
+                }
+            }
+        }
+        texts
+    }
+
     /// Reads and tokenizes the examples from `first` on.
     fn fill(&mut self, first: u64, wanted: impl Fn(u64) -> bool) {
         self.queue.clear();
         self.failed = None;
-        let (mut texts, mut bytes) = (Vec::new(), 0);
-        for example in first.. {
-            if texts.len() >= LOOKAHEAD_DOCUMENTS || bytes >= LOOKAHEAD_BYTES || self.is_past_end(example) {
-                break;
-            }
-            if example != first && !wanted(example) {
-                continue;
-            }
-            let index = self.visits.document(example);
-            match self.dataset.document(index) {
-                Ok(document) => {
-                    bytes += document.size();
-                    texts.push((example, index, document));
-                }
-                Err(error) => match self.damage.skip(error) {
-                    Ok(()) => texts.push((example, index, Document::Tokens(Box::default()))),
-                    Err(error) => {
-                        self.failed = Some((example, error));
-                        break;
-                    }
-                },
-            }
-        }
+        let texts = self.read_ahead(first, wanted);
         let (tokenizer, add_bos, add_eos) = (self.tokenizer.clone(), self.add_bos, self.add_eos);
         let (dataset, vocab_size, targets) = (self.dataset.clone(), self.vocab_size, self.targets);
-        let conversations = self.conversations.clone();
+        let (conversations, fill_in_the_middle) = (self.conversations.clone(), self.fill_in_the_middle);
         // The ids of the ends of documents that have no loss.
         let untrained =
             tokenizer.as_ref().filter(|_| !self.trains_eos).and_then(|tokenizer| tokenizer.special().eos);
@@ -151,6 +189,12 @@ impl DocumentReader {
                     let adds = AddedEnds { bos: add_bos, eos: add_eos };
                     let encoded = form.encode(&text, tokenizer, adds, *max_tokens);
                     encoded.map_err(|reason| DataError::Example { place: dataset.place(index), reason })
+                }
+                (Some(tokenizer), None) if !text.is_empty() && fill_in_the_middle.is_some() => {
+                    let whole = || tokenizer.encode_document(&text, add_bos, add_eos);
+                    fill_in_the_middle.map_or_else(whole, |(fim, seed)| {
+                        fim.encode(&text, tokenizer, (add_bos, add_eos), (seed, example))
+                    })
                 }
                 // An empty text has no tokens, not even BOS and EOS.
                 (Some(tokenizer), None) if !text.is_empty() => {

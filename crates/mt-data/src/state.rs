@@ -9,8 +9,27 @@ use crate::error::{DataError, Result};
 /// The version of the fields below and of the order of batches.
 pub(crate) const STATE_VERSION: u32 = 1;
 
-/// The position from which an iterator resumes exactly. It is small, the same on every host, and valid for any number
-/// of hosts, threads and rows in a batch.
+/// The position of one stream of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct StreamPosition {
+    /// The epoch of the next document.
+    pub epoch: u64,
+    /// The position of the next document in that epoch's order.
+    pub document: u64,
+    /// The number of positions of that document that earlier rows have used.
+    pub token: u64,
+    /// The number of rows, among those filled together from that document on, that have been used.
+    pub skip_rows: u64,
+    /// Rows produced so far.
+    pub rows: u64,
+    /// The examples that have been read for these rows, some of which wait for later ones.
+    #[serde(default)]
+    pub read: u64,
+}
+
+/// The position from which an iterator resumes exactly. It is small, and valid for any number of hosts, threads and rows in a
+/// batch. With one stream it is the same on every host; with several, a host knows the positions of its own ones, and
+/// [`IteratorState::join`] adds those of the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IteratorState {
     /// The version of the format.
@@ -25,11 +44,78 @@ pub struct IteratorState {
     pub skip_rows: u64,
     /// Rows produced so far, on all hosts together.
     pub rows: u64,
+    /// The examples that have been read for these rows, some of which wait for later ones.
+    #[serde(default)]
+    pub read: u64,
+    /// The positions of several streams, as far as they are known. The fields above are 0 then, but for the rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub streams: Vec<Option<StreamPosition>>,
     /// The hashes and settings, by name, on which the numbers above depend.
     pub fingerprint: BTreeMap<String, String>,
 }
 
 impl IteratorState {
+    /// The state of these streams among `count`.
+    pub(crate) fn of(
+        positions: Vec<(usize, StreamPosition)>,
+        count: usize,
+        fingerprint: BTreeMap<String, String>,
+    ) -> Self {
+        let mut streams = vec![None; if count == 1 { 0 } else { count }];
+        let mut only = StreamPosition::default();
+        for (number, position) in positions {
+            match streams.get_mut(number) {
+                Some(stream) => {
+                    *stream = Some(position);
+                    only.rows += position.rows;
+                    only.read = only.read.max(position.read);
+                }
+                None => only = position,
+            }
+        }
+        let StreamPosition { epoch, document, token, skip_rows, rows, read } = only;
+        Self { version: STATE_VERSION, epoch, document, token, skip_rows, rows, read, streams, fingerprint }
+    }
+
+    /// The position of a stream.
+    pub(crate) fn position(&self, number: usize, count: usize) -> Result<StreamPosition> {
+        if count == 1 && self.streams.is_empty() {
+            let Self { epoch, document, token, skip_rows, rows, read, .. } = *self;
+            return Ok(StreamPosition { epoch, document, token, skip_rows, rows, read });
+        }
+        self.streams.get(number).copied().flatten().ok_or_else(|| {
+            let reason =
+                format!("it has no position for stream {number} of {count}: join the states of all hosts");
+            DataError::StateDamaged { reason }
+        })
+    }
+
+    /// Adds the positions that the state of another host holds, at the same step.
+    ///
+    /// # Errors
+    /// The state belongs to other data, or disagrees about a stream that both hosts feed.
+    pub fn join(&mut self, other: &Self) -> Result<()> {
+        other.check(&self.fingerprint)?;
+        if self.streams.len() != other.streams.len() {
+            return Err(DataError::StateDamaged { reason: "it has another number of streams".into() });
+        }
+        for (number, (own, more)) in self.streams.iter_mut().zip(&other.streams).enumerate() {
+            match (&own, more) {
+                (Some(own), Some(more)) if *own != *more => {
+                    let reason = format!("two hosts have different positions in stream {number}");
+                    return Err(DataError::StateDamaged { reason });
+                }
+                (None, Some(more)) => {
+                    self.rows += more.rows;
+                    self.read = self.read.max(more.read);
+                    *own = Some(*more);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Reads a state from JSON.
     ///
     /// # Errors

@@ -11,6 +11,10 @@ pub enum Task {
     OpenFiles,
     /// Writing records in another format.
     ConvertRecords,
+    /// Passing documents through the steps of cleaning, in documents.
+    CleanDocuments,
+    /// Comparing the keys of documents, in keys.
+    FindDuplicates,
     /// Counting the words on which a tokenizer is trained, in bytes of text.
     CountWords,
     /// Learning the merges of a tokenizer, in tokens of its vocabulary.
@@ -50,7 +54,7 @@ impl<'a> Watch<'a> {
     ///
     /// # Errors
     /// [`DataError::Stopped`] if the caller wants the work to stop.
-    pub(crate) fn advance(&self, task: Task, done: u64, total: Option<u64>) -> Result<()> {
+    pub fn advance(&self, task: Task, done: u64, total: Option<u64>) -> Result<()> {
         (self.report)(Progress { task, done, total });
         self.check()
     }

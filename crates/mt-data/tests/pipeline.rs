@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{check_resume, documents, drain, length, options_of, tokens_of};
 use mt_data::{
-    Batch, BatchSource, DataError, Dataset, DatasetOptions, EvaluationSet, IteratorState, Packing,
+    Batch, BatchSource, Component, DataError, Dataset, DatasetOptions, EvaluationSet, IteratorState, Packing,
     Prefetcher, Remainder, Source, TextDocument, Tokenizer, TrainIterator,
     arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
 };
@@ -546,4 +546,200 @@ fn text_lines_and_files_are_different_documents() {
     };
     assert_eq!(read(TextDocument::Line), ["one", "two", "three", "four"]);
     assert_eq!(read(TextDocument::File), ["one\r\n\n  \ntwo\nthree", "four\n"]);
+}
+
+/// A source of a mixture.
+fn part(name: &str, documents: &[String], weight: f64) -> Component {
+    Component { name: name.into(), source: memory(documents), weight, epochs: None, max_examples: None }
+}
+
+/// The rows of successive batches of a host, `None` once its streams have ended.
+fn of_host(options: &DatasetOptions, hosts: usize, host: usize, threads: usize) -> TrainIterator {
+    let options = DatasetOptions { num_hosts: hosts, host_index: host, threads, ..options.clone() };
+    TrainIterator::open(options, tokenizer()).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn streams_give_any_hosts_the_rows_of_one(
+        documents in documents(),
+        packing in prop_oneof![
+            Just(Packing::Off), Just(Packing::ConcatThenSplit), Just(Packing::FirstFit), Just(Packing::BestFit)
+        ],
+        (hosts, others) in prop_oneof![
+            (prop_oneof![Just(1), Just(2), Just(3), Just(4), Just(6)], prop_oneof![Just(2), Just(4), Just(12)]),
+            (prop_oneof![Just(1), Just(5), Just(7)], prop_oneof![Just(7), Just(5)]),
+        ],
+        threads in 1_usize..=5,
+        epochs in 1_u64..=2,
+        (shuffle, is_mixed) in any::<(bool, bool)>(),
+        stop in 0_usize..6,
+    ) {
+        let streams = if hosts % 5 == 0 || hosts % 7 == 0 || others % 5 == 0 || others % 7 == 0 { 35 } else { 12 };
+        let source = match is_mixed {
+            false => memory(&documents),
+            true => Source::Mixture(vec![part("one", &documents, 2.0), part("two", &documents[documents.len() / 2..], 1.0)]),
+        };
+        let options = DatasetOptions {
+            streams, packing, shuffle, batch_rows: streams, num_epoch: Some(epochs), ..options_of(source)
+        };
+        let whole = drain(&mut of_host(&options, 1, 0, 1), 1000);
+        // Every document of every epoch is seen once, whatever its stream.
+        let tokens: Vec<Vec<i32>> = tokens_of(&documents, true, true);
+        let cut = |document: &Vec<i32>| match packing {
+            Packing::Off => document[..document.len().min(options.length + 1)].to_vec(),
+            _ => document.clone(),
+        };
+        let all: Vec<Vec<i32>> = (0..epochs).flat_map(|_| tokens.iter().map(cut)).collect();
+        if !is_mixed {
+            check_complete(&whole, &all, false);
+        }
+        let rows = |batch: &Batch, hosts: usize, host: usize| {
+            let share = batch.integers(INPUTS).len() / hosts;
+            batch.integers(INPUTS)[host * share..(host + 1) * share].to_vec()
+        };
+        let is_padding = |inputs: &[i32]| inputs.iter().all(|id| *id == 0);
+        let mut joined: Option<IteratorState> = None;
+        for host in 0..hosts {
+            let mut iterator = of_host(&options, hosts, host, threads);
+            for (number, batch) in whole.iter().enumerate() {
+                if number == stop {
+                    let state = iterator.state();
+                    match &mut joined {
+                        Some(joined) => joined.join(&state).unwrap(),
+                        None => joined = Some(state),
+                    }
+                }
+                let expected = rows(batch, hosts, host);
+                match iterator.next().unwrap() {
+                    Some(found) => prop_assert_eq!(found.integers(INPUTS), expected),
+                    None => prop_assert!(is_padding(&expected)),
+                }
+            }
+        }
+        // Other hosts go on from the joined state.
+        if let Some(state) = joined {
+            let state = IteratorState::from_json(&state.to_json()).unwrap();
+            for host in 0..others {
+                let mut iterator = of_host(&options, others, host, threads);
+                iterator.restore(&state).unwrap();
+                for batch in &whole[stop..] {
+                    let expected = rows(batch, others, host);
+                    match iterator.next().unwrap() {
+                        Some(found) => prop_assert_eq!(found.integers(INPUTS), expected),
+                        None => prop_assert!(is_padding(&expected)),
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn hosts_read_no_documents_of_the_streams_of_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("lines.txt");
+    let line = |number: usize| format!("document {number} of the file\n");
+    std::fs::write(&path, (0..64).map(line).collect::<String>()).unwrap();
+    let source =
+        Source::Text { files: vec![path.to_string_lossy().into_owned()], document: TextDocument::Line };
+    let options = DatasetOptions {
+        streams: 4,
+        shuffle: false,
+        num_epoch: Some(1),
+        packing: Packing::Off,
+        length: 40,
+        ..options_of(source)
+    };
+    let mut seen = std::collections::BTreeSet::new();
+    let decoder = Tokenizer::bytes();
+    for host in 0..2 {
+        let mut own = String::new();
+        for batch in drain(&mut of_host(&options, 2, host, 1), 1000) {
+            let ids: Vec<u32> = batch.integers(TARGETS).iter().map(|id| id.cast_unsigned()).collect();
+            own.push_str(&decoder.decode(&ids, true).unwrap());
+        }
+        for number in (0..64).filter(|number| own.contains(line(*number).trim_end())) {
+            assert_eq!(number % 4 / 2, host, "document {number}");
+            seen.insert(number);
+        }
+    }
+    assert_eq!(seen.len(), 64);
+    let mut one = of_host(&options, 2, 0, 1);
+    let refused = of_host(&options, 1, 0, 1).restore(&one.state()).unwrap_err().to_string();
+    assert!(refused.contains("join the states"), "{refused}");
+    one.next().unwrap();
+    let other = DatasetOptions { streams: 2, ..options.clone() };
+    let refused =
+        TrainIterator::open(other, tokenizer()).unwrap().restore(&one.state()).unwrap_err().to_string();
+    assert!(refused.contains("packing streams"), "{refused}");
+    let uneven = DatasetOptions { streams: 3, ..options };
+    let refused = TrainIterator::open(uneven, tokenizer()).unwrap_err().to_string();
+    assert!(refused.contains("3 packing streams cannot fill a batch of 4 rows"), "{refused}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn cached_rows_are_those_that_were_packed(
+        documents in documents(),
+        packing in prop_oneof![Just(Packing::ConcatThenSplit), Just(Packing::FirstFit), Just(Packing::BestFit)],
+        streams in prop_oneof![Just(1_usize), Just(2)],
+        stop in 0_usize..200,
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let plain = DatasetOptions { packing, streams, num_epoch: Some(60), ..options_of(memory(&documents)) };
+        let cached = DatasetOptions { row_cache: Some(directory.path().into()), ..plain.clone() };
+        let open = |options: &DatasetOptions| TrainIterator::open(options.clone(), tokenizer()).unwrap();
+        let mut states = Vec::new();
+        let mut expected = Vec::new();
+        let mut iterator = open(&plain);
+        while let Ok(Some(batch)) = iterator.next() {
+            expected.push(batch);
+            states.push(iterator.state());
+        }
+        // The first pass writes files, up to a step at which it ends; the second reads them and goes on; the third reads all.
+        for most in [stop, 100_000, 100_000] {
+            let mut iterator = open(&cached);
+            for (place, batch) in expected.iter().enumerate().take(most) {
+                prop_assert_eq!(&iterator.next().unwrap().unwrap(), batch, "batch {}", place);
+                prop_assert_eq!(&iterator.state(), &states[place], "batch {}", place);
+            }
+        }
+        for place in [stop.min(states.len().saturating_sub(1)), states.len() / 2].into_iter().filter(|place| *place < states.len()) {
+            for options in [&plain, &cached] {
+                let mut resumed = open(options);
+                resumed.restore(&states[place]).unwrap();
+                for batch in &expected[place + 1..] {
+                    prop_assert_eq!(&resumed.next().unwrap().unwrap(), batch);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn damaged_cached_rows_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let documents: Vec<String> =
+        (0..300).map(|number| format!("document {number} is longer than a row")).collect();
+    let options =
+        DatasetOptions { row_cache: Some(directory.path().into()), ..options_of(memory(&documents)) };
+    let open = || TrainIterator::open(options.clone(), tokenizer()).unwrap();
+    drain(&mut open(), 70);
+    let of_data = std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path();
+    let file = of_data.join("stream-00000-00000000.rows");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let message = open().next().unwrap_err().to_string();
+    assert!(message.contains("stream-00000-00000000.rows") && message.contains("checksum"), "{message}");
+    // Other data has files of its own.
+    let other = DatasetOptions { seed: 1, ..options.clone() };
+    drain(&mut TrainIterator::open(other, tokenizer()).unwrap(), 70);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
 }

@@ -8,11 +8,11 @@ use mt_config::{
 };
 use mt_data::{
     BYTE_LEVEL_SPECIAL_TOKENS, BatchSource, ChatTemplate, CompressedVocabulary, ConversationColumns,
-    Conversations, Damage, DataError, Dataset, DatasetOptions, Drawn, EvaluationSet, Examples, HeldOut,
-    MismatchedHeldOut, MismatchedSource, Packing, PromptLimit, RecordFormat, Remainder, RewardColumns,
-    Skipped, Source, Split, StoredLogitsOptions, StoredLogitsSource, Targets, Tokenizer, TrainIterator,
-    UnigramModel, UserFunction, Watch, bits_per_byte, instructions, repository_documents, save_documents,
-    save_instruction_pairs, save_instructions, train_bpe,
+    Conversations, Damage, DataError, Dataset, DatasetOptions, Drawn, EvaluationSet, Examples,
+    FillInTheMiddle, HeldOut, MismatchedHeldOut, MismatchedSource, Packing, PromptLimit, RecordFormat,
+    Remainder, RewardColumns, Skipped, Source, Split, StoredLogitsOptions, StoredLogitsSource, Targets,
+    Tokenizer, TrainIterator, UnigramModel, UserFunction, Watch, bits_per_byte, instructions,
+    repository_documents, save_documents, save_instruction_pairs, save_instructions, train_bpe,
 };
 
 use mt_rl::{PromptForm, PromptOrder, PromptSet, PromptSource, RecordedOptions, RecordedRollouts, RowShape};
@@ -196,7 +196,14 @@ impl DataRequest<'_> {
         let options = |source: Source, conversations: &Option<Arc<Conversations>>, rows: usize| {
             self.options((source, conversations, examples), (targets, length), rows)
         };
-        let train_options = options(train.clone(), &conversations, self.rows);
+        let mut train_options = options(train.clone(), &conversations, self.rows);
+        if let Some(tokenizer) = tokenizer.as_ref().filter(|_| self.data.fim_rate > 0.0) {
+            train_options.fill_in_the_middle = Some(FillInTheMiddle {
+                rate: self.data.fim_rate,
+                suffix_first: self.data.fim_spm_rate,
+                marks: FillInTheMiddle::marks(tokenizer, self.data.vocab_size)?,
+            });
+        }
         let rows_of_epoch = (examples != Examples::Documents).then(|| dataset.num_documents());
         let train = TrainIterator::new(dataset.clone(), train_options.clone(), tokenizer.clone())?;
         let evaluation = evaluation
@@ -255,6 +262,8 @@ impl DataRequest<'_> {
             drops_long_ends: Some((self.data.drops_long_ends() || is_cut) && conversations.is_none()),
             trains_eos: self.data.dataset_type != DatasetType::C4Mlperf,
             max_segments: self.data.max_segments_per_seq,
+            streams: self.data.packing_streams,
+            row_cache: self.data.packed_data_cache.clone(),
             shuffle: self.data.enable_data_shuffling,
             seed: self.data.data_shuffle_seed,
             num_epoch: self.data.num_epoch,

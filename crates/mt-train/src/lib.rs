@@ -58,7 +58,7 @@ pub use plan::{ArgumentBytes, Devices, Intended, TrainPlan};
 pub use planned::{KeptBytes, PlannedArray, StateKind};
 pub use query_key_clip::QueryKeyClipError;
 pub use remedies::Needs;
-pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, train};
+pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, table_of_mixture, train};
 pub use saved_logits::{LogitsEnding, LogitsOptions, LogitsReport, save_logits};
 pub use sources_of_data::local_source;
 pub use trainer::Trainer;

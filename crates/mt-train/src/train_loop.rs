@@ -57,6 +57,8 @@ pub(crate) struct Progress {
     pub steps: u64,
     pub first_evaluation: Option<EvaluationSummary>,
     pub last_evaluation: Option<EvaluationSummary>,
+    /// The data position after the last batch used.
+    pub position: Position,
     pub goodput: Option<GoodputSummary>,
 }
 
@@ -310,8 +312,8 @@ impl Loop {
         if let Some(local) = &mut self.local {
             local.manager.wait_until_finished()?;
         }
-        let State { first_evaluation, last_evaluation, .. } = state;
-        Ok(Progress { ending, steps: step, first_evaluation, last_evaluation, goodput: None })
+        let State { first_evaluation, last_evaluation, position, .. } = state;
+        Ok(Progress { ending, steps: step, first_evaluation, last_evaluation, position, goodput: None })
     }
 
     /// Saves the checkpoint of the last step. A run that a signal stopped gives it up at the deadline, if there is one.

@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["mt-autodiff", "mt-runtime"],
     &["mt-trace"],
     &["mt-nn", "mt-optim", "mt-data", "mt-checkpoint"],
-    &["mt-models", "mt-rl"],
+    &["mt-models", "mt-rl", "mt-clean"],
     &["mt-train", "mt-engine"],
     &["mt-plan"],
     &["mt-server"],

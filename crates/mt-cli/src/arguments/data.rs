@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::Settings;
+use super::clean::{CLEAN, CLEAN_EXAMPLES, DataClean};
 
 const DATA_SHOW: &str = "\
 Prints training examples as the model sees them: after the chat template, the
@@ -107,6 +108,9 @@ pub enum DataCommand {
     /// Write the records of files in another format
     #[command(long_about = DATA_CONVERT, after_help = DATA_CONVERT_EXAMPLES)]
     Convert(DataConvert),
+    /// Remove bad, foreign and duplicate documents, and mask personal data
+    #[command(long_about = CLEAN, after_help = CLEAN_EXAMPLES)]
+    Clean(Box<DataClean>),
     /// Write the largest logits of a teacher, from which students learn without it
     #[command(long_about = SAVE_LOGITS, after_help = SAVE_LOGITS_EXAMPLES)]
     SaveLogits(DataSaveLogits),

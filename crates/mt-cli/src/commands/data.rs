@@ -1,5 +1,6 @@
 //! `maxtext data`: show, stats, files, and stored logits.
 
+mod clean;
 mod files;
 mod generate;
 mod logits;
@@ -34,6 +35,7 @@ pub fn run(command: DataCommand) -> Result<ExitCode, Failure> {
         DataCommand::Stats(arguments) => stats::run(arguments).map(|()| ExitCode::SUCCESS),
         DataCommand::Inspect(arguments) => files::inspect(&arguments).map(|()| ExitCode::SUCCESS),
         DataCommand::Convert(arguments) => files::convert(arguments).map(|()| ExitCode::SUCCESS),
+        DataCommand::Clean(arguments) => clean::run(*arguments).map(|()| ExitCode::SUCCESS),
         DataCommand::SaveLogits(arguments) => logits::save(arguments),
         DataCommand::CheckLogits(arguments) => logits::check(&arguments).map(|()| ExitCode::SUCCESS),
     }
@@ -101,8 +103,8 @@ struct Opened {
 impl Opened {
     fn new(keys: Vec<String>) -> Result<Self, Failure> {
         let config = with_tokenizer_settings(configured(keys)?)?;
-        warn(&config);
         let settings = TrainConfig::from_config(&config)?;
+        warn(&config);
         check_has_examples(&settings)?;
         let stored = settings.data.offline_data_dir.as_deref();
         if settings.data.is_synthetic() && stored.is_none() {
@@ -162,6 +164,19 @@ impl Opened {
         };
         Ok(Self { settings, data, tokenizer, _directory: directory })
     }
+}
+
+/// The text of tokens. A vocabulary may have tokens that the tokenizer does not have, such as marks of gaps.
+fn decoded(tokenizer: &Tokenizer, ids: &[u32]) -> Result<String, DataError> {
+    let is_known = |id: &u32| (*id as usize) < tokenizer.vocab_size();
+    let mut text = String::new();
+    for run in ids.chunk_by(|one, next| is_known(one) == is_known(next)) {
+        match is_known(&run[0]) {
+            true => text.push_str(&tokenizer.decode(run, false)?),
+            false => text.extend(run.iter().map(|id| format!("<token {id}>"))),
+        }
+    }
+    Ok(text)
 }
 
 /// The configuration: that of the run that `run_name` names, if it has begun, below the given keys.
@@ -316,7 +331,7 @@ impl Example {
     fn shown(&self, number: usize, tokenizer: &Tokenizer, style: Style) -> Result<String, DataError> {
         let num_losses = self.has_loss.iter().filter(|has_loss| **has_loss).count();
         if style == Style::Json {
-            let texts = self.tokens.iter().map(|token| tokenizer.decode(&[*token], false));
+            let texts = self.tokens.iter().map(|token| decoded(tokenizer, &[*token]));
             let texts: Vec<String> = texts.collect::<Result<_, _>>()?;
             let mut object = json!({
                 "example": number, "tokens": self.tokens, "texts": texts, "has_loss": self.has_loss,
@@ -340,7 +355,7 @@ impl Example {
             self.tokens.iter().copied().zip(self.has_loss.iter().copied()).collect();
         for run in tokens.chunk_by(|(_, one), (_, next)| one == next) {
             let ids: Vec<u32> = run.iter().map(|(token, _)| *token).collect();
-            let run_text = tokenizer.decode(&ids, false)?;
+            let run_text = decoded(tokenizer, &ids)?;
             match run[0].1 {
                 true => text.extend([begin, run_text.as_str(), end]),
                 false => text.push_str(&run_text),

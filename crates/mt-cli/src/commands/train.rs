@@ -255,6 +255,8 @@ fn configure(
         None => config,
     };
     let config = decode::with_tokenizer_settings(config)?;
+    // Warnings that may only follow from an error do not precede it.
+    TrainConfig::from_config(&config)?;
     warn(&config);
     warn_of_training(&config);
     let model = match (config.is_quick_start(), preset) {

@@ -40,6 +40,7 @@ fn records_in_any_format_train_the_same_model() {
         ("c.tfrecord", &["--compression", "gzip"]),
         ("d.parquet", &[]),
         ("e.jsonl.zst", &[]),
+        ("f.parquet", &["--compression", "brotli"]),
     ]
     .into_iter()
     .enumerate()
@@ -51,7 +52,7 @@ fn records_in_any_format_train_the_same_model() {
         let inspected: Value = serde_json::from_str(&inspected).unwrap();
         assert_eq!(inspected["records"], records, "{inspected}");
         assert_eq!(inspected["columns"][0]["kind"], "text");
-        let kind = ["arrayrecord", "arrayrecord", "tfrecord", "parquet", "jsonl"][number];
+        let kind = ["arrayrecord", "arrayrecord", "tfrecord", "parquet", "jsonl", "parquet"][number];
         assert_eq!(inspected["format"], kind);
         let (files, kind) = (format!("grain_train_files={file}"), format!("grain_file_type={kind}"));
         assert_eq!(losses(&number.to_string(), &["dataset_type=grain", &files, &kind]), expected, "{file}");

@@ -107,7 +107,14 @@ fn killed_runs_end_as_if_nothing_had_happened() {
         // Checkpoints store query weights with their scale folded in. If the scale is not a power of two, the exact
         // weights are stored, too.
         &["scan_layers=true", "head_dim=40", "dropout_rate=0.1"],
-        &["scan_layers=false", "dropout_rate=0.1", "max_num_checkpoints_to_keep=2"],
+        // Two streams of rows, which are kept on the disk, too.
+        &[
+            "scan_layers=false",
+            "dropout_rate=0.1",
+            "max_num_checkpoints_to_keep=2",
+            "packing_streams=2",
+            "packed_data_cache=rows",
+        ],
         &[
             "scan_layers=true",
             "logits_via_embedding=true",

@@ -8,6 +8,7 @@ mod compile;
 mod conversations;
 mod damage;
 mod data;
+mod data_cleaning;
 mod data_formats;
 mod distill;
 mod goodput;

@@ -66,6 +66,10 @@ group! {
         use_truncation: Option<bool>,
         grain_packing_type: PackingType,
         max_segments_per_seq: Option<usize>,
+        packing_streams: usize,
+        packed_data_cache: Option<PathBuf>,
+        fim_rate: f64,
+        fim_spm_rate: f64,
         enable_data_shuffling: bool,
         data_shuffle_seed: u64,
         num_epoch: Option<u64>,
@@ -183,6 +187,14 @@ impl DataGroup {
                 "use 1 or more, or -1 for data without end",
             ));
         }
+        let has_other_rows = self.records().is_some() || self.is_recorded() || !self.tokenize_train_data;
+        let is_text = !matches!(self.dataset_type, DatasetType::Synthetic | DatasetType::OlmoGrain);
+        if self.fim_rate > 0.0 && (has_other_rows || !is_text) {
+            problems.push(Problem::inconsistent(
+                format!("{}, but the training data is not plain text", config.stated("fim_rate")),
+                "leave out `fim_rate`, or train on documents of text",
+            ));
+        }
         // Stored logits and rollouts come with their rows, so that only held-out data is read from files.
         let reads_files = !self.is_recorded() || self.has_evaluation_data();
         if self.dataset_type == DatasetType::Synthetic || !reads_files {
@@ -231,7 +243,7 @@ impl DataGroup {
     }
 
     /// The key that names files.
-    fn files_key(&self, is_train: bool) -> &'static str {
+    pub(super) fn files_key(&self, is_train: bool) -> &'static str {
         match (self.dataset_type, is_train) {
             (DatasetType::Grain, true) => "grain_train_files",
             (DatasetType::Grain, false) => "grain_eval_files",

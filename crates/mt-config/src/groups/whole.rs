@@ -150,9 +150,9 @@ impl TrainConfig {
                 format!(
                     "{}, but {}, so that there is nothing to evaluate on",
                     config.stated("eval_interval"),
-                    config.stated("hf_eval_files")
+                    config.stated(self.data.files_key(false))
                 ),
-                "name `hf_eval_files`, or leave out `eval_interval`",
+                format!("name `{}`, or leave out `eval_interval`", self.data.files_key(false)),
             ));
         }
     }

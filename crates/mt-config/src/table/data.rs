@@ -85,6 +85,42 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .at_least(-1.0)
                 .acts_on("data"),
             Key::integer(
+                "packing_streams",
+                1,
+                "Number of streams to which documents are assigned, and which are tokenized and packed apart. The order of the data \
+                 depends on it, and not on the number of hosts, each of which reads whole streams.",
+            )
+            .at_least(1.0)
+            .acts_on("data")
+            .own(),
+            Key::float(
+                "fim_rate",
+                0.0,
+                "Share of the training documents whose middle comes last, behind marks, so that a model learns to fill gaps. The \
+                 marks are the tokenizer's, such as `<|fim_prefix|>`, or the last three tokens of the vocabulary.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .acts_on("data")
+            .own(),
+            Key::float(
+                "fim_spm_rate",
+                0.5,
+                "Share of the documents that `fim_rate` rearranges in which the suffix precedes the prefix.",
+            )
+            .at_least(0.0)
+            .at_most(1.0)
+            .acts_on("data")
+            .own(),
+            Key::text(
+                "packed_data_cache",
+                "",
+                "Directory that keeps tokenized and packed rows. Runs with the same data, tokenizer and options read them there.",
+            )
+            .acts_on("data")
+            .may_change()
+            .own(),
+            Key::integer(
                 "num_epoch",
                 1,
                 "Number of epochs of the training data before training stops; -1 for no limit.",

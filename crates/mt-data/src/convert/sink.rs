@@ -9,13 +9,15 @@ use std::sync::Arc;
 
 use mt_array_record::{Compression, Writer, WriterOptions};
 use parquet::basic::{
-    Compression as ParquetCompression, GzipLevel, LogicalType, Repetition, Type as Physical, ZstdLevel,
+    BrotliLevel, Compression as ParquetCompression, GzipLevel, LogicalType, Repetition, Type as Physical,
+    ZstdLevel,
 };
 use parquet::data_type::{BoolType, ByteArray, ByteArrayType, DataType, DoubleType, Int64Type};
 use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::types::Type;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{FileFormat, Finish, commit, compressed, partial};
@@ -29,7 +31,7 @@ const GROUP_ROWS: usize = 50_000;
 const GROUP_BYTES: usize = 64 << 20;
 
 /// The kind of a column's values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     Null,
     Text,
@@ -116,7 +118,7 @@ impl Kind {
 }
 
 /// Options of the files that are written.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SinkOptions {
     /// `none`, `gzip`, `zstd`, `brotli` or `snappy`, as far as the format has it; by default, that of the file's name or
     /// the usual one of the format.
@@ -204,7 +206,8 @@ impl Sink {
                     Some("none") => ParquetCompression::UNCOMPRESSED,
                     Some("gzip") => ParquetCompression::GZIP(GzipLevel::default()),
                     Some("snappy") => ParquetCompression::SNAPPY,
-                    Some(_) => return Err(refused("`none`, `zstd`, `gzip` and `snappy`")),
+                    Some("brotli") => ParquetCompression::BROTLI(BrotliLevel::default()),
+                    Some(_) => return Err(refused("`none`, `zstd`, `gzip`, `snappy` and `brotli`")),
                 };
                 RecordWriter::Parquet(Box::new(ParquetWriter::create(&partial, kinds, compression)?))
             }

@@ -19,11 +19,14 @@ mod visits;
 
 use std::path::PathBuf;
 
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::repository::{self, Split};
+use crate::state::IteratorState;
+use crate::stream::Position;
 use crate::watch::Watch;
 
 use crate::tokenizer::EncodedDocument;
@@ -396,6 +399,15 @@ impl Dataset {
                 examples,
             })
             .collect()
+    }
+
+    /// The examples from each source of a mixture up to a position of an iterator; nothing for other data.
+    pub fn drawn_until(&self, position: &Position) -> Vec<Drawn> {
+        // Sources that change batches keep the position of the text within theirs.
+        let of_text = position.get("data").unwrap_or(position);
+        let state = IteratorState::deserialize(of_text).ok();
+        let examples = state.map(|state| state.read);
+        examples.map(|examples| self.drawn(examples)).unwrap_or_default()
     }
 
     /// The number of documents of an epoch, by which positions count epochs. A mixture, whose sources have epochs of their

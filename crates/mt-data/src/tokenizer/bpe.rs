@@ -111,7 +111,7 @@ where
 }
 
 /// The next documents whose words are counted at a time; empty at the end.
-fn next_chunk(documents: &mut impl Iterator<Item = Result<String>>) -> Result<Vec<String>> {
+pub(super) fn next_chunk(documents: &mut impl Iterator<Item = Result<String>>) -> Result<Vec<String>> {
     let (mut chunk, mut bytes) = (Vec::new(), 0);
     while chunk.len() < CHUNK_DOCUMENTS && bytes < CHUNK_BYTES {
         let Some(document) = documents.next() else { break };

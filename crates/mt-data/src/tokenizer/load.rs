@@ -35,7 +35,10 @@ impl TokenizerKind {
     }
 
     /// The kind of this name.
-    pub(super) fn named(name: &str) -> Result<Self> {
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn named(name: &str) -> Result<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
             DataError::Options(format!("`{name}` is no kind of tokenizer\nhint: use {}", Self::names()))
         })
@@ -47,7 +50,7 @@ impl TokenizerKind {
     }
 
     /// The file name under which such a tokenizer is saved.
-    pub(super) fn file_name(self) -> &'static str {
+    pub fn file_name(self) -> &'static str {
         match self {
             Self::HuggingFace => TOKENIZER_FILE,
             Self::SentencePiece | Self::Tiktoken => MODEL_FILE,

@@ -15,6 +15,7 @@ mod special;
 mod stream;
 mod tiktoken;
 mod token_bytes;
+mod train;
 mod trie;
 
 use std::collections::BTreeSet;
@@ -39,11 +40,12 @@ pub use load::TokenizerKind;
 pub use special::SpecialTokens;
 pub(crate) use special::text_of;
 pub use stream::DecodeStream;
+pub use train::{TokenizerModel, TokenizerQuality, TrainingOptions, train_tokenizer};
 
 /// The file that holds a whole tokenizer.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The file that holds a SentencePiece model, or the ranks of a tiktoken tokenizer.
-const MODEL_FILE: &str = "tokenizer.model";
+pub const MODEL_FILE: &str = "tokenizer.model";
 /// The kind of the byte tokenizer in a configuration.
 const BYTE: &str = "byte";
 /// The file beside a tokenizer that names special tokens.

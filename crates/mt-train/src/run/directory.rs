@@ -239,7 +239,7 @@ impl HeldDirectory {
 
     /// The report of the run. Dropping `self` releases the directory for other processes.
     pub fn report(self, progress: Progress, unigram_bits_per_byte: Option<f64>) -> TrainReport {
-        let Progress { ending, steps, first_evaluation, last_evaluation, goodput } = progress;
+        let Progress { ending, steps, first_evaluation, last_evaluation, goodput, .. } = progress;
         let chart = existing(chart(&self.path));
         TrainReport {
             ending,

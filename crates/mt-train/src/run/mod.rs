@@ -7,7 +7,7 @@ mod schedule;
 use std::{path::PathBuf, sync::Arc};
 
 use mt_config::{RunRecord, TrainConfig, token_numbers_path};
-use mt_data::{DataError, ExampleCounts, Position, Watch};
+use mt_data::{Conversations, DataError, Dataset, Drawn, ExampleCounts, Position, Watch};
 use mt_runtime::{Installation, Runtime, start_runtime};
 
 use crate::{
@@ -134,7 +134,7 @@ pub fn train(
     let Some(data) = start.precompute(&trainer, data, &around)? else {
         return Ok(directory.stopped(stop.received().unwrap_or_default()));
     };
-    let RunData { train, evaluation, tokenizer, baseline, conversations, prompts, .. } = data;
+    let RunData { train, evaluation, tokenizer, baseline, conversations, prompts, dataset, .. } = data;
     let sampling = Sampling::of(&trainer, options, (prompts, tokenizer.clone()), &directory.path)?;
     let logger = start_logger(&trainer, &directory, observer)?;
     let (manager, local, finished) = directory.into_managers();
@@ -154,14 +154,49 @@ pub fn train(
         monitor,
     };
     let (finished, progress) = finished.after(training.run(train, position))?;
-    if let Some(note) = conversations.and_then(|form| note_of_cut_examples(form.counts())) {
-        events::note(observer, note);
-    }
+    note_about_data(observer, conversations, dataset, &progress.position);
     let compares = record.is_quick_start() && progress.ending == Ending::Completed;
     let bits_per_byte =
         baseline.filter(|_| compares).map(|baseline| baseline.bits_per_byte(tokenizer.as_ref()));
     let unigram_bits_per_byte = bits_per_byte.transpose()?.flatten();
     Ok(finished.report(progress, unigram_bits_per_byte))
+}
+
+/// Notes examples that were cut, and the examples from each source of a mixture.
+fn note_about_data(
+    observer: &Observer,
+    conversations: Option<Arc<Conversations>>,
+    dataset: Option<Arc<Dataset>>,
+    position: &Position,
+) {
+    if let Some(note) = conversations.and_then(|form| note_of_cut_examples(form.counts())) {
+        events::note(observer, note);
+    }
+    if let Some(table) = dataset.and_then(|dataset| table_of_mixture(&dataset.drawn_until(position))) {
+        observer(Event::Report(table));
+    }
+}
+
+/// The table of the examples from each source of a mixture; none for other data.
+pub fn table_of_mixture(drawn: &[Drawn]) -> Option<String> {
+    if drawn.is_empty() {
+        return None;
+    }
+    let width = drawn.iter().map(|drawn| drawn.name.len()).max().unwrap_or(6).max(6);
+    let total: u64 = drawn.iter().map(|drawn| drawn.examples).sum();
+    let mut text = format!("{:width$}  weight   drawn    examples   documents  epochs", "source");
+    for drawn in drawn {
+        text.push_str(&format!(
+            "\n{:width$}  {:>5.2}%  {:>5.2}%  {:>10}  {:>10}  {:>6.3}",
+            drawn.name,
+            100.0 * drawn.share,
+            100.0 * drawn.examples as f64 / (total as f64).max(1.0),
+            drawn.examples,
+            drawn.documents,
+            drawn.examples as f64 / drawn.documents as f64
+        ));
+    }
+    Some(text)
 }
 
 /// A note about examples that were longer than a row; none if there were none.

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The format of a name in the command line.
-fn format(option: &str, name: &str) -> Result<FileFormat, Failure> {
+pub(super) fn format(option: &str, name: &str) -> Result<FileFormat, Failure> {
     let found = FileFormat::NAMES.iter().find(|(known, _)| *known == name);
     found.map(|(_, format)| *format).ok_or_else(|| {
         let names: Vec<String> = FileFormat::NAMES.iter().map(|(name, _)| format!("`{name}`")).collect();

@@ -3,7 +3,7 @@
 use mt_data::{Batch, Tokenizer, arrays};
 use serde_json::{Map, Value, json};
 
-use super::Opened;
+use super::{Opened, decoded};
 use crate::failure::{Failure, print};
 
 /// The arrays of integers of a row, in the order in which they are printed.
@@ -51,7 +51,7 @@ fn object(batch: &Batch, tokenizer: Option<&Tokenizer>) -> Result<Map<String, Va
         let segments = batch.integers(arrays::INPUTS_SEGMENTATION);
         let used = batch.integers(arrays::INPUTS).iter().zip(segments).filter(|(_, segment)| **segment != 0);
         let tokens: Vec<u32> = used.map(|(token, _)| token.cast_unsigned()).collect();
-        object.insert("text".to_owned(), json!(tokenizer.decode(&tokens, false)?));
+        object.insert("text".to_owned(), json!(decoded(tokenizer, &tokens)?));
     }
     Ok(object)
 }

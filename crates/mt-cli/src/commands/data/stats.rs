@@ -3,6 +3,7 @@
 use std::{fmt::Write, path::Path};
 
 use mt_data::{Drawn, arrays};
+use mt_train::table_of_mixture;
 use serde_json::json;
 
 use super::Opened;
@@ -141,22 +142,8 @@ impl Counts {
             let bar = "█".repeat((*count as usize * WIDTH).div_ceil(largest as usize));
             _ = writeln!(text, "{from:>8}–{:<8} {count:>10} {bar}", 2 * from - 1);
         }
-        if !drawn.is_empty() {
-            let width = drawn.iter().map(|drawn| drawn.name.len()).max().unwrap_or(6).max(6);
-            let total: u64 = drawn.iter().map(|drawn| drawn.examples).sum();
-            _ = writeln!(text, "{:width$}  weight   drawn    examples   documents  epochs", "source");
-            for drawn in drawn {
-                _ = writeln!(
-                    text,
-                    "{:width$}  {:>5.2}%  {:>5.2}%  {:>10}  {:>10}  {:>6.3}",
-                    drawn.name,
-                    100.0 * drawn.share,
-                    100.0 * drawn.examples as f64 / (total as f64).max(1.0),
-                    drawn.examples,
-                    drawn.documents,
-                    drawn.examples as f64 / drawn.documents as f64
-                );
-            }
+        if let Some(table) = table_of_mixture(drawn) {
+            text.push_str(&table);
         }
         text.trim_end().to_owned()
     }

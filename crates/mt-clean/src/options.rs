@@ -1,0 +1,222 @@
+//! The documents to clean, the steps, and the file that ties a directory to them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use mt_data::convert::{FileFormat, SinkOptions};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::error::{CleanError, Result};
+use crate::mask::Mask;
+use crate::minhash::MinHash;
+use crate::rules::{RuleSet, Thresholds};
+
+/// The least memory in bytes: less does not hold the buffers.
+const LEAST_MEMORY: u64 = 64 << 20;
+
+/// The documents to clean, and the steps.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CleanOptions {
+    pub inputs: Vec<PathBuf>,
+    /// The directory of the output, and of the work until it is complete.
+    pub output: PathBuf,
+    /// The column that holds the text.
+    pub column: String,
+    pub to: FileFormat,
+    pub sink: SinkOptions,
+    /// The bytes of text of an output file, about.
+    pub file_bytes: u64,
+    /// The languages that remain, by their codes; all if empty.
+    pub languages: Vec<String>,
+    pub language_confidence: f64,
+    pub rules: Vec<RuleSet>,
+    pub thresholds: Thresholds,
+    pub quality: Option<Quality>,
+    pub contaminated: Option<Contaminated>,
+    pub masks: Vec<Mask>,
+    /// Whether equal documents are removed.
+    pub exact: bool,
+    /// How similar documents are found and removed.
+    pub near: Option<MinHash>,
+    /// Whether all documents remain, with the verdict of each step in the column `removed_by`.
+    pub annotates: bool,
+    /// Whether records that cannot be read are left out.
+    pub skips_damage: bool,
+    /// The bound of the memory in bytes.
+    pub memory: u64,
+    /// The samples of each rule in the report.
+    pub samples: usize,
+}
+
+/// A classifier of quality, and its threshold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Quality {
+    /// Files of good documents and of bad ones.
+    pub good: Vec<PathBuf>,
+    pub bad: Vec<PathBuf>,
+    /// A classifier that has been trained before, instead of these files.
+    pub model: Option<PathBuf>,
+    /// The least probability of a document that remains.
+    pub threshold: f64,
+}
+
+/// Evaluation data whose passages documents must not hold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Contaminated {
+    pub files: Vec<PathBuf>,
+    /// The words of a passage.
+    pub n_gram: usize,
+}
+
+impl CleanOptions {
+    pub(crate) fn check(&self) -> Result<()> {
+        let problem = if self.inputs.is_empty() {
+            "no file is named".to_owned()
+        } else if self.memory < LEAST_MEMORY {
+            format!(
+                "{} MiB of memory do not hold the buffers\nhint: use at least `--memory-mb {}`",
+                self.memory >> 20,
+                LEAST_MEMORY >> 20
+            )
+        } else if self
+            .near
+            .is_some_and(|near| near.n_gram == 0 || near.bands == 0 || near.rows == 0 || near.bands > 60_000)
+        {
+            "near-duplicates need at least one word, one band and one row\nhint: leave out `--near-*` for FineWeb's numbers"
+                .to_owned()
+        } else if !(0.0..=1.0).contains(&self.language_confidence) {
+            format!("a confidence of {} is not between 0 and 1", self.language_confidence)
+        } else if self.contaminated.as_ref().is_some_and(|data| data.n_gram < 6) {
+            "passages of fewer than 6 words are in any text\nhint: use 8 to 13 words".to_owned()
+        } else if self.to == FileFormat::Npy {
+            "cleaned documents are text, which `npy` does not hold\nhint: use `jsonl`, `parquet`, `arrayrecord` or `tfrecord`"
+                .to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(CleanError::Options(problem))
+    }
+
+    /// The bytes of text, and of keys, after which a section ends.
+    pub(crate) fn section_bytes(&self) -> u64 {
+        self.memory / 8
+    }
+
+    /// All that determines the output, by the words of a message.
+    fn described(&self) -> Result<Vec<(&'static str, Value)>> {
+        let files = |paths: &[PathBuf]| -> Result<Value> {
+            let described = paths.iter().map(|path| {
+                let found = fs::metadata(path).map_err(CleanError::io("read", path))?;
+                let modified =
+                    found.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+                Ok(json!([path, found.len(), modified.map(|time| time.as_nanos().to_string())]))
+            });
+            Ok(Value::Array(described.collect::<Result<_>>()?))
+        };
+        let quality = match &self.quality {
+            None => Value::Null,
+            Some(quality) => json!([
+                files(&quality.good)?,
+                files(&quality.bad)?,
+                files(quality.model.as_slice())?,
+                quality.threshold
+            ]),
+        };
+        let contaminated = match &self.contaminated {
+            None => Value::Null,
+            Some(data) => json!([files(&data.files)?, data.n_gram]),
+        };
+        Ok(vec![
+            ("input files, or files that have changed", files(&self.inputs)?),
+            ("column", json!(self.column)),
+            ("format of the output", json!([self.to.name(), self.sink, self.file_bytes])),
+            ("language", json!([self.languages, self.language_confidence])),
+            ("set of rules", json!(self.rules)),
+            ("threshold", json!(self.thresholds)),
+            ("classifier of quality", quality),
+            ("evaluation data", contaminated),
+            ("mask", json!(self.masks)),
+            ("search for duplicates", json!([self.exact, self.near])),
+            ("choice of annotations", json!(self.annotates)),
+            ("treatment of damaged records", json!(self.skips_damage)),
+            ("number of samples", json!(self.samples)),
+            ("bound of memory", json!(self.memory)),
+        ])
+    }
+}
+
+/// The file of a directory's work.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// The directory of incomplete work.
+    pub work: PathBuf,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Described {
+    version: u32,
+    /// The hash of each property.
+    properties: Vec<(String, String)>,
+}
+
+impl Plan {
+    /// Ties the directory to the options, or checks that it is.
+    pub(crate) fn open(options: &CleanOptions) -> Result<Self> {
+        let path = options.output.join("plan.json");
+        let described = options.described()?;
+        let hash = |value: &Value| -> String {
+            Sha256::digest(value.to_string()).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+        };
+        let properties: Vec<(String, String)> =
+            described.iter().map(|(name, value)| ((*name).to_owned(), hash(value))).collect();
+        let work = options.output.join("work");
+        if path.is_file() {
+            let found: Described = read_json(&path)?;
+            let other = properties.iter().find(|property| !found.properties.contains(property));
+            if let Some((what, _)) = other.filter(|_| found.version == 1) {
+                return Err(CleanError::OtherWork { directory: options.output.clone(), what: what.clone() });
+            }
+            return Ok(Self { work });
+        }
+        let entries = fs::read_dir(&options.output).map(|entries| entries.count()).unwrap_or(0);
+        if entries > 0 {
+            return Err(CleanError::Options(format!(
+                "the directory `{}` holds other files\nhint: write to an empty or new directory with `--output`",
+                options.output.display()
+            )));
+        }
+        fs::create_dir_all(&work).map_err(CleanError::io("create", &work))?;
+        write_json(&path, &Described { version: 1, properties })?;
+        Ok(Self { work })
+    }
+}
+
+/// Reads a file that [`write_json`] wrote.
+pub(crate) fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T> {
+    let bytes = fs::read(path).map_err(CleanError::io("read", path))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| CleanError::Damaged { path: path.into(), reason: error.to_string() })
+}
+
+/// Writes a file that has its name once it is complete.
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let bytes = serde_json::to_vec_pretty(value)
+        .map_err(|error| CleanError::Damaged { path: path.into(), reason: error.to_string() })?;
+    write_file(path, &bytes)
+}
+
+/// Writes bytes to a file that has its name once it is complete.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let partial = path.with_extension("partial");
+    fs::write(&partial, bytes).map_err(CleanError::io("write", &partial))?;
+    commit(&partial, path)
+}
+
+/// Gives a complete file its name.
+pub(crate) fn commit(partial: &Path, path: &Path) -> Result<()> {
+    let renamed =
+        fs::File::open(partial).and_then(|file| file.sync_all()).and_then(|()| fs::rename(partial, path));
+    renamed.map_err(CleanError::io("write", path))
+}
