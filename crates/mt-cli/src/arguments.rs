@@ -494,6 +494,9 @@ pub struct Logits {
     /// Compare with logits of the same shape, and print the differences
     #[arg(long, value_name = "GOLDEN.npy")]
     pub compare: Option<PathBuf>,
+    /// Fail if a KL divergence from these is larger, in nats, as MaxText's `--max_kl_div`
+    #[arg(long, value_name = "NATS")]
+    pub max_kl_div: Option<f64>,
     /// Print the comparison as one JSON object
     #[arg(long)]
     pub json: bool,

@@ -34,7 +34,7 @@ pub use groups::{
     AttentionType, BaseCodes, BatchSchedule, BlocksGroup, BroughtTokenizer, CanvasPolicy, CheckpointGroup,
     CompressedGroup, ContextGroup, DamagedData, DataFormat, DataGroup, DatasetType, DebugGroup, DecodeConfig,
     DecodeGroup, DecoderBlock, DistillationGroup, DivergenceType, EngramGroup, EvaluationSampling,
-    ExpertsGroup, FeatureLoss, GatedDeltaGroup, Hardware, HardwareNotes, HfTextUnit, HyperConnectionGroup,
+    ExpertsGroup, FeatureLoss, GatedDeltaGroup, Hardware, HardwareNotes, HfTextUnit, HubGroup, HyperConnectionGroup,
     IndexerGroup, InferenceBenchmarkGroup, InferenceStage, KeptIn, KeptNumbers, KlEstimator, KlPlace,
     LatentGroup, LayerAttention, LearningRateSchedule, LoadConfig, LogitAlignment, LogitsGroup, LoraGroup,
     LossAggregation, MambaGroup, MatmulPrecision, MlpActivation, ModelGroup, MonitorGroup, ObjectiveGroup,

@@ -12,5 +12,6 @@ mod orbax;
 mod retention;
 mod round_trip;
 mod safetensors;
+mod storage;
 mod support;
 mod torch;

@@ -31,6 +31,7 @@ mod server;
 mod sft;
 mod stacks;
 mod stop;
+mod storage;
 mod stored_logits;
 mod support;
 mod training_engine;

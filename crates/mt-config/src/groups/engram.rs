@@ -53,9 +53,14 @@ impl KeptNumbers {
             path("base_output_directory").unwrap_or_else(|| PathBuf::from("maxtext_output")).join(name)
         });
         let has_checkpoints = |run: &PathBuf| {
-            run.join("checkpoints").read_dir().is_ok_and(|mut entries| entries.next().is_some())
+            mt_storage::list(&run.join("checkpoints")).is_ok_and(|entries| !entries.is_empty())
         };
-        let run = [own.filter(has_checkpoints), loaded]
+        let own = own.filter(has_checkpoints);
+        let own = own.map(|run| match mt_storage::is_remote(&run) {
+            true => run_directory_of(&run).unwrap_or(run),
+            false => run,
+        });
+        let run = [own, loaded]
             .into_iter()
             .flatten()
             .find(|run| token_numbers_path(run).is_file())?;

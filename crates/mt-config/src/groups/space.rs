@@ -52,7 +52,7 @@ impl OptimizerSpace {
         }
         let run = RunGroup::from_config(config).ok().filter(|run| !run.run_name.is_empty());
         let resumed = run.filter(|run| has_checkpoints(&run.checkpoint_directory()));
-        if let Some(space) = resumed.and_then(|run| Self::of_saved_file(&run.config_path())) {
+        if let Some(space) = resumed.and_then(|run| Self::of_saved_file(&run.saved_configuration())) {
             return space;
         }
         let Ok(checkpoint) = CheckpointGroup::from_config(config) else { return Self::MaxText };
@@ -83,9 +83,9 @@ impl OptimizerSpace {
 
 /// Whether a directory contains checkpoints, which are directories named by their step.
 fn has_checkpoints(directory: &Path) -> bool {
-    let Ok(entries) = directory.read_dir() else { return false };
+    let Ok(entries) = mt_storage::list(directory) else { return false };
     let is_step = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
-    entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_step))
+    entries.iter().any(|entry| is_step(&entry.name))
 }
 
 /// Whether a path is a published model's directory: one in Hugging Face's format, or one in Llama's original format,

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, path::Path};
 
-use mt_checkpoint::TorchFile;
+use mt_checkpoint::{TorchFile, complete_weights};
 use mt_shape::{DType, HostArray};
 
 use serde_json::Value;
@@ -65,6 +65,7 @@ pub(super) fn has_tied_head(path: &Path) -> Option<bool> {
 
 impl TensorSource {
     pub fn open(path: &Path) -> Result<Self, StateError> {
+        complete_weights(path)?;
         if consolidated::is_at(path) {
             return ConsolidatedWeights::open(path).map(Self::Consolidated);
         }
