@@ -119,7 +119,9 @@ impl Disk {
     /// Creates an empty file to which pieces are appended.
     pub fn appender(&self, path: PathBuf) -> Result<Appender<'_>> {
         let create = || match is_remote(&path) {
-            true => Upload::new(&path, self.uploads.as_deref()).map(|upload| Target::Object(Box::new(upload))),
+            true => {
+                Upload::new(&path, self.uploads.as_deref()).map(|upload| Target::Object(Box::new(upload)))
+            }
             false => File::create_new(&path).map(Target::File),
         };
         let target = match self.effect(DiskOperation::Write, "write", &path)? {

@@ -242,10 +242,12 @@ impl Location {
             Err(_) => return Err(none("it does not exist")),
         }
         // Paths such as `run/checkpoints/..` or `.` do not end in the step's number; the canonical path does.
-        let path = &mt_storage::canonical(path).map_err(|source| CheckpointError::io("find", path, source))?;
+        let path =
+            &mt_storage::canonical(path).map_err(|source| CheckpointError::io("find", path, source))?;
         if is_item(path) {
             let parent = path.parent().filter(|parent| mt_storage::is_file(&parent.join(STEP_FILE)));
-            let step_directory = if mt_storage::is_file(&path.join(STEP_FILE)) { Some(path.as_path()) } else { parent };
+            let step_directory =
+                if mt_storage::is_file(&path.join(STEP_FILE)) { Some(path.as_path()) } else { parent };
             let step = step_directory.and_then(step_of);
             return Ok(Self {
                 step,

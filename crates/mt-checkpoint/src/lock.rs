@@ -71,7 +71,11 @@ impl RunLock {
                 let mut text = String::new();
                 // The process id only helps the reader: without it the message is shorter.
                 let process = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
-                return Err(CheckpointError::Locked { directory: directory.to_owned(), process, machine: None });
+                return Err(CheckpointError::Locked {
+                    directory: directory.to_owned(),
+                    process,
+                    machine: None,
+                });
             }
             Err(TryLockError::Error(source)) => return Err(CheckpointError::io("lock", path, source)),
         }
@@ -79,7 +83,8 @@ impl RunLock {
             .and_then(|()| file.rewind())
             .and_then(|()| writeln!(file, "{}", std::process::id()))
             .map_err(unwritable)?;
-        let mut lock = Self { directory: directory.to_owned(), created, is_provisional: false, held: Held::File(file) };
+        let mut lock =
+            Self { directory: directory.to_owned(), created, is_provisional: false, held: Held::File(file) };
         // Another process may have created the directory meanwhile, and written to it.
         if !lock.holds_nothing_else() {
             lock.created.clear();
@@ -137,9 +142,11 @@ impl RunLock {
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        if let ([own], Held::Lease(lease), true) =
-            (self.created.as_slice(), &self.held, self.is_provisional && mt_storage::is_remote(&self.directory))
-        {
+        if let ([own], Held::Lease(lease), true) = (
+            self.created.as_slice(),
+            &self.held,
+            self.is_provisional && mt_storage::is_remote(&self.directory),
+        ) {
             // Failures are ignored, as below.
             if !lease.is_lost() {
                 let _ = mt_storage::remove_all(own, &[]);

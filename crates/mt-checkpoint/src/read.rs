@@ -106,8 +106,7 @@ impl Checkpoint {
         let failed = |source| CheckpointError::io("list", self.state.path(), source);
         let mut names = Vec::new();
         for entry in mt_storage::list(self.state.path()).map_err(failed)? {
-            if entry.is_directory
-                && mt_storage::is_file(&self.state.path().join(&entry.name).join(TREE_FILE))
+            if entry.is_directory && mt_storage::is_file(&self.state.path().join(&entry.name).join(TREE_FILE))
             {
                 names.push(entry.name);
             }

@@ -4,6 +4,7 @@
 //! A test starts a server and then this binary again, with the environment that names the server.
 
 #[path = "interop/python.rs"]
+#[expect(dead_code, reason = "the other tests use all of it")]
 mod python;
 #[path = "suite/support.rs"]
 #[expect(dead_code, reason = "the other tests use all of it")]
@@ -53,8 +54,11 @@ impl Server {
     fn request(&self, line: &str, headers: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let host = &self.address;
-        write!(stream, "{line} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n{headers}Connection: close\r\n\r\n")
-            .unwrap();
+        write!(
+            stream,
+            "{line} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n{headers}Connection: close\r\n\r\n"
+        )
+        .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
@@ -128,10 +132,7 @@ fn azure() {
     let connection = format!(
         "DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={key};BlobEndpoint={endpoint};"
     );
-    drive(&[
-        (URL, "az://container/runs/run"),
-        ("AZURE_STORAGE_CONNECTION_STRING", &connection),
-    ]);
+    drive(&[(URL, "az://container/runs/run"), ("AZURE_STORAGE_CONNECTION_STRING", &connection)]);
 }
 
 /// Creates the container `container` by a request that Node.js signs.

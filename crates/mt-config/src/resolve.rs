@@ -272,7 +272,9 @@ impl Config {
         merge.layer(&of_student);
         merge.device_count(&request.environment);
         // Values that name files of the hub are read below.
-        if let Some(token) = merge.config.entry("hf_access_token").value.as_str().filter(|text| !text.is_empty()) {
+        if let Some(token) =
+            merge.config.entry("hf_access_token").value.as_str().filter(|text| !text.is_empty())
+        {
             mt_storage::hub::set_token(Some(token.to_owned()));
         }
         merge.settle_data(request.command);

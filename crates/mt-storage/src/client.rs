@@ -82,7 +82,9 @@ fn build(location: &Location) -> io::Result<Client> {
     runtime();
     let invalid = |error: object_store::Error| StorageError::of_request(location, &error);
     match location.scheme {
-        Scheme::S3 => amazon(&location.bucket).and_then(|builder| builder.build().map_err(invalid)).map(Client::new),
+        Scheme::S3 => {
+            amazon(&location.bucket).and_then(|builder| builder.build().map_err(invalid)).map(Client::new)
+        }
         Scheme::Google => google(&location.bucket).build().map_err(invalid).map(Client::new),
         Scheme::Azure => azure(&location.bucket).build().map_err(invalid).map(Client::new),
         Scheme::Memory => Ok(Client::new(InMemory::new())),
@@ -128,10 +130,10 @@ fn amazon(bucket: &str) -> io::Result<AmazonS3Builder> {
     let profile = credentials::Profile::of_environment()?;
     let mut builder = AmazonS3Builder::from_env();
     let region = variable("AWS_REGION").or_else(|| variable("AWS_DEFAULT_REGION"));
-    builder = builder.with_region(region.or(profile.region.clone()).unwrap_or_else(|| "us-east-1".to_owned()));
-    let endpoint = variable("AWS_ENDPOINT_URL_S3")
-        .or_else(|| variable("AWS_ENDPOINT_URL"))
-        .or(profile.endpoint.clone());
+    builder =
+        builder.with_region(region.or(profile.region.clone()).unwrap_or_else(|| "us-east-1".to_owned()));
+    let endpoint =
+        variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL")).or(profile.endpoint.clone());
     if let Some(endpoint) = &endpoint {
         builder = builder.with_config(AmazonS3ConfigKey::Endpoint, endpoint);
     }
@@ -158,10 +160,7 @@ fn google(bucket: &str) -> GoogleCloudStorageBuilder {
     if let Some(emulator) = &emulator {
         builder = builder.with_base_url(emulator).with_config(GoogleConfigKey::SkipSignature, "true");
     }
-    builder
-        .with_bucket_name(bucket)
-        .with_client_options(options(emulator.as_deref()))
-        .with_retry(retry())
+    builder.with_bucket_name(bucket).with_client_options(options(emulator.as_deref())).with_retry(retry())
 }
 
 /// A builder with the settings of the environment, also of the names that Azure's command line has for them.

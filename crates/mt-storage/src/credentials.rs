@@ -37,7 +37,9 @@ impl Profile {
             if settings.is_empty() {
                 return Err(StorageError::of_user(
                     io::ErrorKind::InvalidInput,
-                    format!("`AWS_PROFILE` is `{named}`, which neither `~/.aws/credentials` nor `~/.aws/config` has"),
+                    format!(
+                        "`AWS_PROFILE` is `{named}`, which neither `~/.aws/credentials` nor `~/.aws/config` has"
+                    ),
                     "name another profile, or unset it",
                 ));
             }
@@ -92,7 +94,8 @@ fn settings(profile: &str) -> BTreeMap<String, String> {
         let named = std::env::var_os(variable).map(PathBuf::from);
         named.or_else(|| Some(home.as_ref()?.join(".aws").join(name)))
     };
-    let read = |path: Option<PathBuf>| path.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+    let read =
+        |path: Option<PathBuf>| path.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
     let mut settings = section(&read(file("AWS_CONFIG_FILE", "config")), profile);
     settings.extend(section(&read(file("AWS_SHARED_CREDENTIALS_FILE", "credentials")), profile));
     settings
@@ -127,7 +130,10 @@ mod tests {
     fn sections_are_profiles() {
         let text = "[default]\naws_access_key_id = a\n# b = c\n[profile other]\nregion=eu-west-1\ns3 =\n  \
                     endpoint_url = x\nAWS_ACCESS_KEY_ID=d=e\n";
-        assert_eq!(section(text, "default").into_iter().collect::<Vec<_>>(), [("aws_access_key_id".into(), "a".into())]);
+        assert_eq!(
+            section(text, "default").into_iter().collect::<Vec<_>>(),
+            [("aws_access_key_id".into(), "a".into())]
+        );
         let other = section(text, "other");
         assert_eq!(other["region"], "eu-west-1");
         assert_eq!(other["aws_access_key_id"], "d=e");

@@ -26,17 +26,22 @@ fn inner(error: &io::Error) -> Option<&StorageError> {
 impl StorageError {
     pub(crate) fn wrong(path: &Path, reason: impl Into<String>, hint: impl Into<String>) -> io::Error {
         let reason = format!("`{}` cannot be used: {}", path.display(), reason.into());
-        io::Error::new(
-            io::ErrorKind::InvalidInput,
-            Self { reason, hint: hint.into(), is_user_error: true },
-        )
+        io::Error::new(io::ErrorKind::InvalidInput, Self { reason, hint: hint.into(), is_user_error: true })
     }
 
-    pub(crate) fn of_user(kind: io::ErrorKind, reason: impl Into<String>, hint: impl Into<String>) -> io::Error {
+    pub(crate) fn of_user(
+        kind: io::ErrorKind,
+        reason: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> io::Error {
         io::Error::new(kind, Self { reason: reason.into(), hint: hint.into(), is_user_error: true })
     }
 
-    pub(crate) fn failed(kind: io::ErrorKind, reason: impl Into<String>, hint: impl Into<String>) -> io::Error {
+    pub(crate) fn failed(
+        kind: io::ErrorKind,
+        reason: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> io::Error {
         io::Error::new(kind, Self { reason: reason.into(), hint: hint.into(), is_user_error: false })
     }
 
@@ -55,7 +60,10 @@ impl StorageError {
             return Self::of_user(
                 io::ErrorKind::InvalidInput,
                 format!("{kind} `{bucket}` does not exist"),
-                format!("create it, or correct the name; a custom endpoint is set by {}", endpoint(location.scheme)),
+                format!(
+                    "create it, or correct the name; a custom endpoint is set by {}",
+                    endpoint(location.scheme)
+                ),
             );
         }
         if is_expired(code.as_deref(), &text) {
@@ -100,7 +108,10 @@ impl StorageError {
                 let (kind, reason) = of_transport(&text);
                 let hint = match kind {
                     io::ErrorKind::Other => String::new(),
-                    _ => format!("check the network; a custom endpoint is set by {}", endpoint(location.scheme)),
+                    _ => format!(
+                        "check the network; a custom endpoint is set by {}",
+                        endpoint(location.scheme)
+                    ),
                 };
                 Self::failed(kind, with_code(reason), hint)
             }
@@ -122,14 +133,16 @@ fn chain(error: &dyn Error) -> String {
 
 /// The code in a server's answer: `<Code>NoSuchBucket</Code>`, or the status, such as `503 Service Unavailable`.
 fn code(text: &str) -> Option<String> {
-    let is_plain = |code: &str| !code.is_empty() && code.len() < 60 && code.chars().all(|c| c.is_ascii_alphanumeric());
+    let is_plain =
+        |code: &str| !code.is_empty() && code.len() < 60 && code.chars().all(|c| c.is_ascii_alphanumeric());
     let of_xml = text.split_once("<Code>").and_then(|(_, rest)| Some(rest.split_once("</Code>")?.0));
     if let Some(code) = of_xml.filter(|code| is_plain(code)) {
         return Some(code.to_owned());
     }
     let (_, rest) = text.split_once("status code: ")?;
     let status = rest.split([':', '\n']).next()?.trim();
-    let is_status = status.len() < 60 && status.chars().all(|c| c.is_ascii_alphanumeric() || c == ' ' || c == '-');
+    let is_status =
+        status.len() < 60 && status.chars().all(|c| c.is_ascii_alphanumeric() || c == ' ' || c == '-');
     (is_status && status.starts_with(|c: char| c.is_ascii_digit())).then(|| status.to_owned())
 }
 
@@ -145,9 +158,15 @@ fn is_expired(code: Option<&str>, text: &str) -> bool {
 }
 
 fn has_no_credentials(text: &str) -> bool {
-    ["latest/api/token", "metadata.google.internal", "computeMetadata", "metadata/identity", "169.254.169.254"]
-        .iter()
-        .any(|mark| text.contains(mark))
+    [
+        "latest/api/token",
+        "metadata.google.internal",
+        "computeMetadata",
+        "metadata/identity",
+        "169.254.169.254",
+    ]
+    .iter()
+    .any(|mark| text.contains(mark))
 }
 
 fn of_transport(text: &str) -> (io::ErrorKind, &'static str) {
@@ -202,7 +221,10 @@ mod tests {
     fn codes_are_found_and_nothing_else() {
         for (text, expected) in [
             ("… status code: 404 Not Found: <Error><Code>NoSuchBucket</Code>", Some("NoSuchBucket")),
-            ("Server returned non-2xx status code: 503 Service Unavailable: ", Some("503 Service Unavailable")),
+            (
+                "Server returned non-2xx status code: 503 Service Unavailable: ",
+                Some("503 Service Unavailable"),
+            ),
             ("status code: 403 Forbidden: secret", Some("403 Forbidden")),
             ("<Code>a b</Code>", None),
             ("error sending request for url (https://a/b?sig=secret)", None),

@@ -11,7 +11,8 @@ use std::{
 use crate::{cache, error::StorageError, hub, is_hub, is_remote, read};
 
 /// Files that mark the directory of a run or of a checkpoint, whose arrays are read where they are.
-const OF_RUNS: &[&str] = &["config.yml", "checkpoints", "_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "items"];
+const OF_RUNS: &[&str] =
+    &["config.yml", "checkpoints", "_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "items"];
 /// Files that mark the directory of a published model, of an adapter or of a tokenizer.
 const OF_MODELS: &[&str] = &[
     "config.json",
@@ -117,11 +118,19 @@ pub fn complete(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether a directory is a copy that lacks weights.
+pub fn is_incomplete(path: &Path) -> bool {
+    locked(&INCOMPLETE).contains_key(path)
+}
+
 /// The remote path of which a directory is the copy; the path itself if it is none.
 pub fn origin(path: &Path) -> PathBuf {
     let inputs = locked(&INPUTS);
     let of_path = |copy: &Result<PathBuf, Failure>| copy.as_ref().is_ok_and(|copy| copy == path);
-    inputs.iter().find(|(_, copy)| of_path(copy)).map_or_else(|| path.to_owned(), |(remote, _)| remote.clone())
+    inputs
+        .iter()
+        .find(|(_, copy)| of_path(copy))
+        .map_or_else(|| path.to_owned(), |(remote, _)| remote.clone())
 }
 
 /// The remote run that a path belongs to, as [`crate::mirror_of`] holds a run: copies of its configuration, its tokenizer

@@ -137,8 +137,7 @@ impl Shared {
         let mut renewed = Instant::now();
         let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let (guard, _) =
-                self.wakes.wait_timeout(ends, RENEWAL).unwrap_or_else(PoisonError::into_inner);
+            let (guard, _) = self.wakes.wait_timeout(ends, RENEWAL).unwrap_or_else(PoisonError::into_inner);
             ends = guard;
             if *ends {
                 return;

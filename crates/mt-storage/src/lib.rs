@@ -25,7 +25,7 @@ mod write;
 
 pub use cache::{Direction, Download, Progress, cache_directory, local, local_if_present, set_progress};
 pub use error::{StorageError, is_user_error};
-pub use inputs::{complete, input, origin, run_of};
+pub use inputs::{complete, input, is_incomplete, origin, run_of};
 pub use lease::{Lease, Owner};
 pub use location::{is_hub, is_remote};
 pub use mirror::{Mirror, mirror_of};

@@ -96,10 +96,7 @@ mod tests {
             let location = Location::of(Path::new(path)).unwrap();
             assert_eq!((location.bucket.as_str(), location.key.as_ref()), (bucket, key), "{path}");
         }
-        assert_eq!(
-            Location::of(&Path::new("gs://bucket").join("a").join("b")).unwrap().key.as_ref(),
-            "a/b"
-        );
+        assert_eq!(Location::of(&Path::new("gs://bucket").join("a").join("b")).unwrap().key.as_ref(), "a/b");
         assert_eq!(Path::new("gs://bucket/a").parent(), Some(Path::new("gs://bucket")));
         for path in ["s3:///a", "gs://", "s3://bucket/../other"] {
             assert!(Location::of(Path::new(path)).is_err(), "{path}");

@@ -47,7 +47,10 @@ impl Mirror {
                 continue;
             }
             let files = match entry.is_directory {
-                true => read::files_below(&path)?.into_iter().map(|(file, _)| Path::new(&entry.name).join(file)).collect(),
+                true => read::files_below(&path)?
+                    .into_iter()
+                    .map(|(file, _)| Path::new(&entry.name).join(file))
+                    .collect(),
                 false => vec![PathBuf::from(&entry.name)],
             };
             for file in files {

@@ -110,10 +110,11 @@ pub fn list(path: &Path) -> io::Result<Vec<Entry>> {
                 is_directory: false,
                 bytes: object.size,
             });
-            let directories = listed
-                .common_prefixes
-                .iter()
-                .map(|prefix| Entry { name: name(prefix), is_directory: true, bytes: 0 });
+            let directories = listed.common_prefixes.iter().map(|prefix| Entry {
+                name: name(prefix),
+                is_directory: true,
+                bytes: 0,
+            });
             Ok::<_, io::Error>(files.chain(directories).collect::<Vec<_>>())
         })?
     } else {

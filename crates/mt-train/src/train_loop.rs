@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mt_checkpoint::{CheckpointError, CheckpointManager};
+use mt_checkpoint::{CheckpointError, CheckpointManager, SourceError};
 use mt_data::{Awaited, Batch, BatchSource, HeldOut, Position, Prefetcher};
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     metrics::{MetricLogger, StepMeasurements, names},
     monitor::{Activity, GoodputSummary, Monitor},
     rollouts::{HostMetric, Sampling},
-    run::{Ending, EvaluationSummary, LocalCheckpoints, Schedule},
+    run::{Ending, EvaluationSummary, LocalCheckpoints, Schedule, Sender},
     signals::StopSignal,
 };
 
@@ -266,7 +266,9 @@ impl Loop {
                 state.saved = None;
                 events::warn(
                     &self.observer,
-                    format!("{error}\nhint: the run goes on without this checkpoint (`stop_on_checkpoint_failure=false`)"),
+                    format!(
+                        "{error}\nhint: the run goes on without this checkpoint (`stop_on_checkpoint_failure=false`)"
+                    ),
                 );
                 Ok(None)
             }
@@ -511,9 +513,9 @@ impl Loop {
     fn save(&mut self, state: &mut State, step: u64) -> Result<(), TrainError> {
         let barrier = self.logger.barrier();
         let sender = self.sender.clone();
-        let gate = Box::new(move || {
+        let gate = Box::new(move || -> Result<(), SourceError> {
             barrier.flush()?;
-            sender.map_or(Ok(()), |sender| sender.send()).map_err(Into::into)
+            Ok(sender.map_or(Ok(()), |sender| sender.send())?)
         });
         self.monitor.begin_save(step);
         self.monitor.timeline.begin(Activity::Checkpoint);

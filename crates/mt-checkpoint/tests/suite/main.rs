@@ -8,6 +8,7 @@ mod faults;
 mod gguf;
 mod goldens;
 mod locate;
+mod memory;
 mod orbax;
 mod retention;
 mod round_trip;

@@ -17,7 +17,11 @@ pub fn with_files_of_hub(request: Request, config: Config) -> Result<(Request, C
     let of_keys = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
     let text = |key: &str| config.entry(key).value.as_str().unwrap_or_default().to_owned();
     let patterns = |key: &str| -> Vec<String> {
-        text(key).split(',').map(|pattern| pattern.trim().to_owned()).filter(|pattern| !pattern.is_empty()).collect()
+        text(key)
+            .split(',')
+            .map(|pattern| pattern.trim().to_owned())
+            .filter(|pattern| !pattern.is_empty())
+            .collect()
     };
     let failed = |error: std::io::Error| {
         let message = format!("cannot read the dataset `{named}` (`hf_path`): {error}");
@@ -40,11 +44,13 @@ pub fn with_files_of_hub(request: Request, config: Config) -> Result<(Request, C
         patterns,
     };
     let urls = |files: Vec<String>| -> String {
-        let urls = files.iter().map(|file| format!("hf://datasets/{name}@{}/{}", listed.commit, escaped(file)));
+        let urls =
+            files.iter().map(|file| format!("hf://datasets/{name}@{}/{}", listed.commit, escaped(file)));
         urls.collect::<Vec<_>>().join(",")
     };
     let train = selection(patterns("hf_train_files")).files(&listed.files, &text("train_split"))?;
-    let mut arguments = vec![format!("hf_path={}", train.format), format!("hf_train_files={}", urls(train.files))];
+    let mut arguments =
+        vec![format!("hf_path={}", train.format), format!("hf_train_files={}", urls(train.files))];
     let eval_patterns = patterns("hf_eval_files");
     let evaluation = match of_keys(&group.hf_eval_split) {
         None if eval_patterns.is_empty() => None,

@@ -15,7 +15,9 @@ use mt_train::{Ending, GoodputSummary, MakeGenerator, TrainOptions, TrainReport,
 
 use crate::{
     arguments::{Decode, Settings},
-    commands::{check_output, decode, hub_data::with_files_of_hub, resolve, sft::Lesson, warn, warn_of_training},
+    commands::{
+        check_output, decode, hub_data::with_files_of_hub, resolve, sft::Lesson, warn, warn_of_training,
+    },
     console::Console,
     failure::Failure,
     generator::generator,

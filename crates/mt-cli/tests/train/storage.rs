@@ -51,7 +51,8 @@ fn train(server: &S3Server, sandbox: &Sandbox, run: &str, keys: &[&str]) -> Outc
 fn steps(server: &S3Server, run: &str) -> Vec<u64> {
     let prefix = format!("runs/{run}/checkpoints/");
     let keys = server.keys(BUCKET);
-    let complete = keys.iter().filter_map(|key| key.strip_prefix(&prefix)?.strip_suffix("/commit_success.txt"));
+    let complete =
+        keys.iter().filter_map(|key| key.strip_prefix(&prefix)?.strip_suffix("/commit_success.txt"));
     let mut steps: Vec<u64> = complete.filter_map(|step| step.parse().ok()).collect();
     steps.sort_unstable();
     steps
@@ -62,7 +63,10 @@ fn losses(server: &S3Server, run: &str) -> Vec<String> {
     let text = server.object(BUCKET, &format!("runs/{run}/metrics/metrics.jsonl")).unwrap();
     let lines = String::from_utf8(text).unwrap();
     let records = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    records.filter(|record| record.get("learning/loss").is_some()).map(|record| format!("{} {}", record["step"], record["learning/loss"])).collect()
+    records
+        .filter(|record| record.get("learning/loss").is_some())
+        .map(|record| format!("{} {}", record["step"], record["learning/loss"]))
+        .collect()
 }
 
 #[test]
@@ -84,15 +88,27 @@ fn a_run_lives_in_a_bucket() {
 
     // Another machine, which has no files of the run, resumes it.
     fs::remove_dir_all(sandbox.path("cache")).unwrap();
-    let more = train(&server, &sandbox, "whole", &[&keys[..2], &["steps=22", "max_num_checkpoints_to_keep=2"]].concat());
+    let more = train(
+        &server,
+        &sandbox,
+        "whole",
+        &[&keys[..2], &["steps=22", "max_num_checkpoints_to_keep=2"]].concat(),
+    );
     let more = more.succeeded();
-    assert!(more.output.contains("completed step: 18,") && !more.output.contains("completed step: 17,"), "{}", more.output);
+    assert!(
+        more.output.contains("completed step: 18,") && !more.output.contains("completed step: 17,"),
+        "{}",
+        more.output
+    );
     assert_eq!(steps(&server, "whole"), [20, 21]);
     let lines = losses(&server, "whole");
     assert_eq!(lines.len(), 22);
     // Nothing but the run is left, and the lock is released.
     let left = server.keys(BUCKET);
-    assert!(!left.iter().any(|key| key.contains(".lock") || key.contains("tmp") || key.contains("upload")), "{left:?}");
+    assert!(
+        !left.iter().any(|key| key.contains(".lock") || key.contains("tmp") || key.contains("upload")),
+        "{left:?}"
+    );
     assert_eq!(server.num_uploads(), 0);
 
     // Commands read the run where it is.
@@ -105,7 +121,8 @@ fn a_run_lives_in_a_bucket() {
     assert_eq!(verified.output.matches("is whole").count(), 2, "{}", verified.output);
     let listed = run(&["checkpoint", "inspect", "s3://bucket/runs/whole"]).succeeded();
     assert!(listed.output.contains("params.params.decoder"), "{}", listed.output);
-    let decode = ["decode", "load_parameters_path=s3://bucket/runs/whole", "prompt=the", "max_target_length=12"];
+    let decode =
+        ["decode", "load_parameters_path=s3://bucket/runs/whole", "prompt=the", "max_target_length=12"];
     run(&decode).succeeded();
     sandbox.train("tuned", &["steps=1"]).succeeded();
     let tuned = sandbox.command("from_bucket", &["steps=2", "load_parameters_path=s3://bucket/runs/whole"]);
@@ -149,16 +166,29 @@ fn expired_credentials_end_a_run_or_do_not() {
     train(&server, &sandbox, "stops", &["steps=6"]).succeeded();
     server.refuse_after(10, 100_000, Refusal::Expired);
     let stopped = train(&server, &sandbox, "stops", &keys);
-    stopped.failed(1, &["the credentials have expired (ExpiredToken)", "s3://bucket/runs/stops", "hint: set `AWS_ACCESS_KEY_ID`"]);
+    stopped.failed(
+        1,
+        &[
+            "the credentials have expired (ExpiredToken)",
+            "s3://bucket/runs/stops",
+            "hint: set `AWS_ACCESS_KEY_ID`",
+        ],
+    );
     assert!(steps(&server, "stops").contains(&5));
 
     // The failure passes, and the run saves again.
     let server = S3Server::start(BUCKET);
     train(&server, &sandbox, "goes_on", &["steps=6"]).succeeded();
     server.refuse_after(10, 8, Refusal::Expired);
-    let went_on = train(&server, &sandbox, "goes_on", &[&keys[..], &["stop_on_checkpoint_failure=false"]].concat());
+    let went_on =
+        train(&server, &sandbox, "goes_on", &[&keys[..], &["stop_on_checkpoint_failure=false"]].concat());
     let went_on = went_on.succeeded();
-    assert!(went_on.errors.contains("the credentials have expired") && went_on.errors.contains("goes on without this checkpoint"), "{}", went_on.errors);
+    assert!(
+        went_on.errors.contains("the credentials have expired")
+            && went_on.errors.contains("goes on without this checkpoint"),
+        "{}",
+        went_on.errors
+    );
     assert!(!went_on.errors.contains("hidden-secret"), "{}", went_on.errors);
     assert_eq!(steps(&server, "goes_on").last(), Some(&29));
 }
@@ -171,7 +201,10 @@ fn wrong_stores_are_named() {
         assert!(!outcome.errors.contains("hidden-secret"), "{}", outcome.errors);
         outcome.refused(expected);
     };
-    refused(&["base_output_directory=s3://missing/runs"], &["bucket `missing` does not exist", "`AWS_ENDPOINT_URL`"]);
+    refused(
+        &["base_output_directory=s3://missing/runs"],
+        &["bucket `missing` does not exist", "`AWS_ENDPOINT_URL`"],
+    );
     refused(&["load_parameters_path=s3://bucket/nothing"], &["s3://bucket/nothing", "it does not exist"]);
     refused(&["hf_train_files=s3://bucket/none/*.txt"], &["no file matches `s3://bucket/none/*.txt`"]);
     refused(&["base_output_directory=hdfs://a/b"], &["cloud storage", "`gs://`, `s3://` or `az://`"]);
@@ -184,7 +217,8 @@ fn wrong_stores_are_named() {
 fn googles_protocol_serves_as_well() {
     let (server, sandbox) = (S3Server::start(BUCKET), Sandbox::new());
     let run = |keys: &[&str]| {
-        let mut command = sandbox.command("run", &[&["base_output_directory=gs://bucket/runs"], keys].concat());
+        let mut command =
+            sandbox.command("run", &[&["base_output_directory=gs://bucket/runs"], keys].concat());
         command.env("XDG_CACHE_HOME", sandbox.path("cache")).env("STORAGE_EMULATOR_HOST", server.address());
         outcome(&mut keep_plugin(command)).succeeded()
     };
@@ -211,9 +245,20 @@ fn datasets_and_models_of_the_hub() {
     let (hub, sandbox) = (HubServer::start(), Sandbox::new());
     let commit = |digit: &str| digit.repeat(40);
     let text = |name: &str| hub_file(fs::read(sandbox.path(name)).unwrap());
-    let files = [("README.md", hub_file(b"x".to_vec())), ("data/train-0.txt", text("train.txt")), ("data/test-0.txt", text("evaluation.txt"))];
+    let files = [
+        ("README.md", hub_file(b"x".to_vec())),
+        ("data/train-0.txt", text("train.txt")),
+        ("data/test-0.txt", text("evaluation.txt")),
+    ];
     hub.add("datasets/owner/prose", "main", &commit("a"), &files);
-    let of_hub = ["hf_path=owner/prose", "hf_train_files=", "hf_eval_files=", "hf_eval_split=test", "steps=4", "eval_interval=2"];
+    let of_hub = [
+        "hf_path=owner/prose",
+        "hf_train_files=",
+        "hf_eval_files=",
+        "hf_eval_split=test",
+        "steps=4",
+        "eval_interval=2",
+    ];
     let train = |run: &str, keys: &[&str]| {
         outcome(&mut with_hub(&hub, &sandbox, sandbox.command(run, &[&of_hub[..], keys].concat())))
     };
@@ -226,7 +271,10 @@ fn datasets_and_models_of_the_hub() {
     sandbox.train("local", &["steps=4", "eval_interval=2"]).succeeded();
     assert_eq!(sandbox.metrics("hub").losses(), sandbox.metrics("local").losses());
     let saved = fs::read_to_string(sandbox.path("runs/hub/config.yml")).unwrap();
-    assert!(saved.contains(&format!("hf://datasets/owner/prose@{}/data/train-0.txt", commit("a"))), "{saved}");
+    assert!(
+        saved.contains(&format!("hf://datasets/owner/prose@{}/data/train-0.txt", commit("a"))),
+        "{saved}"
+    );
 
     // Without the hub, the cache answers: in the layout of Hugging Face's own tools.
     let snapshot = sandbox.path("hf/hub/datasets--owner--prose/snapshots").join(commit("a"));

@@ -60,10 +60,7 @@ impl KeptNumbers {
             true => run_directory_of(&run).unwrap_or(run),
             false => run,
         });
-        let run = [own, loaded]
-            .into_iter()
-            .flatten()
-            .find(|run| token_numbers_path(run).is_file())?;
+        let run = [own, loaded].into_iter().flatten().find(|run| token_numbers_path(run).is_file())?;
         let is_named = |key| is_set_for(config, key, &run);
         let is_tokenizer_named = is_named("tokenizer_path") || is_named("tokenizer_type");
         Some(Self { path: token_numbers_path(&run), is_tokenizer_named })

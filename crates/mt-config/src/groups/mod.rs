@@ -88,7 +88,7 @@ pub use run::{
 };
 pub use saving::{SavePeriod, SavingGroup};
 pub use serve::ServeGroup;
-pub use space::{OptimizerSpace, is_published_model};
+pub use space::{OptimizerSpace, is_gemma_of_kaggle, is_published_model};
 pub use whole::{DecodeConfig, LoadConfig, TrainConfig};
 
 /// Every group with its keys and the commands that receive it.
@@ -231,7 +231,7 @@ pub(crate) fn read<T: FromValue>(config: &Config, name: &str, problems: &mut Vec
     // Values equivalent to the default are read as the default, and so are unbuilt values of irrelevant keys.
     let default = entry.key.default.value();
     let value = if entry.key.asks(&entry.value) { &entry.value } else { &default };
-    let copy = match copy_of_input(name, value).filter(|_| matters).transpose() {
+    let copy = match matters.then(|| copy_of_input(name, value)).flatten().transpose() {
         Ok(copy) => copy,
         Err(error) => {
             let text = error.to_string();
@@ -316,7 +316,10 @@ impl FromValue for PathBuf {
     }
 
     fn missing(value: &Value) -> Option<&'static str> {
-        value.as_str().filter(|text| is_in_cloud(text) && !is_supported(text)).map(|_| features::CLOUD_STORAGE)
+        value
+            .as_str()
+            .filter(|text| is_in_cloud(text) && !is_supported(text))
+            .map(|_| features::CLOUD_STORAGE)
     }
 }
 

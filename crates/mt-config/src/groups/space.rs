@@ -88,13 +88,21 @@ fn has_checkpoints(directory: &Path) -> bool {
     entries.iter().any(|entry| is_step(&entry.name))
 }
 
-/// Whether a path is a published model's directory: one in Hugging Face's format, or one in Llama's original format,
-/// but not a run.
+/// Whether a path is a published model's directory: one in Hugging Face's format, in Llama's original format or in that of
+/// Gemma on Kaggle, but not a run.
 pub fn is_published_model(path: &Path) -> bool {
     let has = |name: &str| path.join(name).is_file();
     // A directory with weights alone counts, too, so that the error names the missing file.
     let is_hugging_face =
         has("config.json") || has("model.safetensors") || has("model.safetensors.index.json");
     let is_first_format = has("params.json") && has("consolidated.00.pth");
-    (is_hugging_face || is_first_format) && !has("config.yml")
+    (is_hugging_face || is_first_format || is_gemma_of_kaggle(path)) && !has("config.yml")
+}
+
+/// Whether a path is a directory with a Gemma in the layout of Kaggle: a checkpoint of Orbax with the parameters of
+/// Google's own library.
+pub fn is_gemma_of_kaggle(path: &Path) -> bool {
+    let Ok(tree) = std::fs::read_to_string(path.join("_METADATA")) else { return false };
+    // MaxText's own tree has neither of these keys.
+    tree.contains("input_embedding") && tree.contains("attn_vec_einsum")
 }

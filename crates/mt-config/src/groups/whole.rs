@@ -6,9 +6,9 @@ use mt_shape::Topology;
 
 use super::{
     AheadGroup, AttentionType, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType,
-    DebugGroup, DecodeGroup, DistillationGroup, HubGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup,
-    PlacementGroup, PreferenceGroup, RewardGroup, RlGroup, RolloutGroup, RunGroup, SavingGroup, ServeGroup,
-    TokenizerGroup, TokenizerType,
+    DebugGroup, DecodeGroup, DistillationGroup, HubGroup, ModelGroup, MonitorGroup, ObjectiveGroup,
+    OptimizerGroup, PlacementGroup, PreferenceGroup, RewardGroup, RlGroup, RolloutGroup, RunGroup,
+    SavingGroup, ServeGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},

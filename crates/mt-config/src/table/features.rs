@@ -54,7 +54,10 @@ const INSTEAD: &[(&str, &str)] = &[
         BATCHES_OF_PROMPTS,
         "use `steps` for the number of batches, `eval_steps` for those of evaluations, and `gradient_accumulation_steps` for micro-batches",
     ),
-    (CLOUD_STORAGE, "use `gs://`, `s3://` or `az://`, or a path of this machine, to which another service may be mounted"),
+    (
+        CLOUD_STORAGE,
+        "use `gs://`, `s3://` or `az://`, or a path of this machine, to which another service may be mounted",
+    ),
     (
         PAGED_ATTENTION,
         "use `attention=autoselected`, `attention=dot_product` or `attention=flash`; the cache of `maxtext serve` has \

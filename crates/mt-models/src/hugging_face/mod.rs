@@ -4,6 +4,7 @@ mod config;
 mod consolidated;
 mod exported;
 pub(crate) mod fields;
+mod kaggle;
 mod peft;
 mod quantized;
 pub(crate) mod rope;

@@ -48,9 +48,16 @@ pub(super) async fn send(
             request = request.bearer_auth(token);
         }
         let failure = match more(request).send().await {
-            Ok(response) if response.status().is_server_error() || response.status() == StatusCode::TOO_MANY_REQUESTS => {
+            Ok(response)
+                if response.status().is_server_error()
+                    || response.status() == StatusCode::TOO_MANY_REQUESTS =>
+            {
                 let status = response.status();
-                StorageError::failed(io::ErrorKind::Other, format!("the hub answered {status}"), "try again later")
+                StorageError::failed(
+                    io::ErrorKind::Other,
+                    format!("the hub answered {status}"),
+                    "try again later",
+                )
             }
             Ok(response) => return checked(repository, response),
             Err(error) => unreachable_hub(&error),
@@ -86,12 +93,14 @@ fn checked(repository: &Repository, response: Response) -> io::Result<Response> 
     }
     let Repository { name, revision, .. } = repository;
     let code = response.headers().get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
-    let refused = |reason: String, hint: &str| StorageError::of_user(io::ErrorKind::PermissionDenied, reason, hint);
+    let refused =
+        |reason: String, hint: &str| StorageError::of_user(io::ErrorKind::PermissionDenied, reason, hint);
     let absent = |reason: String, hint: &str| StorageError::of_user(io::ErrorKind::NotFound, reason, hint);
     Err(match (status, code) {
-        (_, "RevisionNotFound") => {
-            absent(format!("`{name}` has no revision `{revision}`"), "name a branch, a tag or a commit behind `@`")
-        }
+        (_, "RevisionNotFound") => absent(
+            format!("`{name}` has no revision `{revision}`"),
+            "name a branch, a tag or a commit behind `@`",
+        ),
         (_, "EntryNotFound") => absent(format!("`{name}` at `{revision}` has no such file"), ""),
         (_, "GatedRepo") => refused(
             format!("access to `{name}` is granted on request"),

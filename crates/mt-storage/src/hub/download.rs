@@ -198,14 +198,18 @@ fn fetch(repository: &Repository, directory: &Path, revision: &Revision, file: &
 
 fn escape(segment: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
-    segment.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+    segment
+        .bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }
 
 fn remote(repository: &Repository, url: &str) -> io::Result<Remote> {
     let (owned, url) = (repository.clone(), url.to_owned());
     let response = client::wait(async move {
         // Compression would hide the size.
-        send(&owned, Method::HEAD, &url, false, |request| request.header(header::ACCEPT_ENCODING, "identity")).await
+        send(&owned, Method::HEAD, &url, false, |request| request.header(header::ACCEPT_ENCODING, "identity"))
+            .await
     })?;
     let text = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
     let hash = text("x-linked-etag").or_else(|| text("etag")).unwrap_or_default();

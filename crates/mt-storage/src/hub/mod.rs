@@ -246,7 +246,8 @@ fn is_offline() -> bool {
 fn token() -> Option<String> {
     let set = TOKEN.get().and_then(|token| token.read().unwrap_or_else(PoisonError::into_inner).clone());
     set.or_else(|| variable("HF_TOKEN")).or_else(|| variable("HUGGING_FACE_HUB_TOKEN")).or_else(|| {
-        let path = variable("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home().ok()?.join("token")))?;
+        let path =
+            variable("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home().ok()?.join("token")))?;
         let text = fs::read_to_string(path).ok()?;
         Some(text.trim().to_owned()).filter(|token| !token.is_empty())
     })
@@ -265,9 +266,15 @@ mod tests {
         let text = |text: &str| text.to_owned();
         for (path, expected) in [
             ("hf://a/b", (RepositoryKind::Model, text("a/b"), text("main"), text(""))),
-            ("hf://a/b@v1/config.json", (RepositoryKind::Model, text("a/b"), text("v1"), text("config.json"))),
+            (
+                "hf://a/b@v1/config.json",
+                (RepositoryKind::Model, text("a/b"), text("v1"), text("config.json")),
+            ),
             ("hf://datasets/a/b-c", (RepositoryKind::Dataset, text("a/b-c"), text("main"), text(""))),
-            ("hf://a/b@refs%2Fpr%2F1/d/e", (RepositoryKind::Model, text("a/b"), text("refs/pr/1"), text("d/e"))),
+            (
+                "hf://a/b@refs%2Fpr%2F1/d/e",
+                (RepositoryKind::Model, text("a/b"), text("refs/pr/1"), text("d/e")),
+            ),
         ] {
             assert_eq!(of(path), expected, "{path}");
         }
@@ -281,8 +288,18 @@ mod tests {
     #[test]
     fn models_are_their_safetensors() {
         let files = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let all = files(&["model.safetensors", "pytorch_model.bin", "config.json", "onnx/model.onnx", "a.gguf", "README.md"]);
+        let all = files(&[
+            "model.safetensors",
+            "pytorch_model.bin",
+            "config.json",
+            "onnx/model.onnx",
+            "a.gguf",
+            "README.md",
+        ]);
         assert_eq!(of_model(&all), files(&["model.safetensors", "config.json"]));
-        assert_eq!(of_model(&files(&["consolidated.00.pth", "params.json"])), files(&["consolidated.00.pth", "params.json"]));
+        assert_eq!(
+            of_model(&files(&["consolidated.00.pth", "params.json"])),
+            files(&["consolidated.00.pth", "params.json"])
+        );
     }
 }

@@ -39,7 +39,8 @@ impl HubServer {
     pub fn start() -> Self {
         let state = Arc::new(Mutex::new(State::default()));
         let own = Arc::clone(&state);
-        let server = Server::start(move |request| own.lock().unwrap_or_else(PoisonError::into_inner).answer(&request));
+        let server =
+            Server::start(move |request| own.lock().unwrap_or_else(PoisonError::into_inner).answer(&request));
         Self { server, state }
     }
 
@@ -96,7 +97,9 @@ impl State {
                 None => return Response::new(404, ""),
             },
             None => {
-                let Some((repository, rest)) = path.split_once("/resolve/") else { return Response::new(404, "") };
+                let Some((repository, rest)) = path.split_once("/resolve/") else {
+                    return Response::new(404, "");
+                };
                 let repository = match repository.starts_with("datasets/") {
                     true => repository.to_owned(),
                     false => format!("models/{repository}"),
@@ -116,7 +119,8 @@ impl State {
             return Response::new(404, "").with("X-Error-Code", "RevisionNotFound");
         };
         let Some(file) = file else {
-            let siblings: Vec<String> = files.keys().map(|name| format!("{{\"rfilename\": \"{name}\"}}")).collect();
+            let siblings: Vec<String> =
+                files.keys().map(|name| format!("{{\"rfilename\": \"{name}\"}}")).collect();
             let body = format!("{{\"sha\": \"{commit}\", \"siblings\": [{}]}}", siblings.join(", "));
             return Response::new(200, body);
         };

@@ -42,9 +42,8 @@ impl S3Server {
     pub fn start(bucket: &str) -> Self {
         let state = Arc::new(Mutex::new(State { buckets: [bucket.to_owned()].into(), ..State::default() }));
         let own = Arc::clone(&state);
-        let server = Server::start(move |request| {
-            own.lock().unwrap_or_else(PoisonError::into_inner).answer(&request)
-        });
+        let server =
+            Server::start(move |request| own.lock().unwrap_or_else(PoisonError::into_inner).answer(&request));
         Self { server, state }
     }
 
@@ -103,7 +102,10 @@ impl S3Server {
 }
 
 fn error(status: u16, code: &str) -> Response {
-    Response::new(status, format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>hidden-secret</Message></Error>"))
+    Response::new(
+        status,
+        format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>hidden-secret</Message></Error>"),
+    )
 }
 
 impl State {
@@ -166,10 +168,8 @@ impl State {
             .with("x-goog-generation", version.to_string())
             .with("Last-Modified", "Wed, 25 Nov 2026 00:00:00 GMT");
         match status {
-            206 => response.with(
-                "Content-Range",
-                format!("bytes {}-{}/{}", range.start, range.end - 1, contents.len()),
-            ),
+            206 => response
+                .with("Content-Range", format!("bytes {}-{}/{}", range.start, range.end - 1, contents.len())),
             _ => response,
         }
     }

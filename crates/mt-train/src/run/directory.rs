@@ -74,7 +74,8 @@ impl RunDirectory {
         let local_newest = local.as_ref().map(|local| local.manager.latest()).transpose()?.flatten();
         let newest = manager.latest()?.max(local_newest);
         let config_path = settings.run.config_path();
-        let mut directory = Self { path, shown, config_path, stored, lock, manager, local, newest, saved: None };
+        let mut directory =
+            Self { path, shown, config_path, stored, lock, manager, local, newest, saved: None };
         match newest {
             Some(newest) => directory.saved = Some(directory.resumable(plan, runtime, record, newest)?),
             None => {

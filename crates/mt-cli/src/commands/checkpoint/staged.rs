@@ -19,10 +19,7 @@ fn rank(file: &Path) -> u8 {
 }
 
 /// Lets `write` write to `output`, or, if that is in a store, to a directory of this machine whose files are then sent.
-pub fn staged(
-    output: PathBuf,
-    write: impl FnOnce(PathBuf) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+pub fn staged(output: PathBuf, write: impl FnOnce(PathBuf) -> Result<(), Failure>) -> Result<(), Failure> {
     if mt_storage::is_hub(&output) {
         return Err(Failure::user(format!(
             "cannot write to `{}`: nothing is sent to the Hugging Face hub\nhint: write to a directory, and send it with \

@@ -42,7 +42,9 @@ impl DataGroup {
                     "name the type of the data: `dataset_type=hf`, `dataset_type=grain` or `dataset_type=olmo_grain`",
                 ),
                 None => {}
-                Some(path) if is_in_cloud(&path.to_string_lossy()) && !is_supported(&path.to_string_lossy()) => {
+                Some(path)
+                    if is_in_cloud(&path.to_string_lossy()) && !is_supported(&path.to_string_lossy()) =>
+                {
                     report(problems, not_built(config.entry("dataset_path"), features::CLOUD_STORAGE));
                 }
                 Some(_) => {}
