@@ -71,10 +71,8 @@ fn is_remote(pattern: &str) -> bool {
 
 /// Copies of the remote files that a pattern matches.
 fn remote_matches(pattern: &str) -> Result<Vec<PathBuf>> {
-    let malformed = |error: glob::PatternError| DataError::Pattern {
-        pattern: pattern.into(),
-        reason: error.msg.into(),
-    };
+    let malformed =
+        |error: glob::PatternError| DataError::Pattern { pattern: pattern.into(), reason: error.msg.into() };
     // As in local patterns, `*` does not cross directories, and `**` does.
     let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::default() };
     let path = Path::new(pattern);
@@ -82,9 +80,8 @@ fn remote_matches(pattern: &str) -> Result<Vec<PathBuf>> {
     if mt_storage::is_hub(path) {
         let (repository, files) = Repository::of(path).map_err(failed)?;
         let wanted = glob::Pattern::new(&files).map_err(malformed)?;
-        let choose = |all: &[String]| {
-            all.iter().filter(|file| wanted.matches_with(file, options)).cloned().collect()
-        };
+        let choose =
+            |all: &[String]| all.iter().filter(|file| wanted.matches_with(file, options)).cloned().collect();
         return hub::matching(&repository, choose).map_err(failed);
     }
     if !pattern.contains(['*', '?', '[']) {
@@ -94,8 +91,10 @@ fn remote_matches(pattern: &str) -> Result<Vec<PathBuf>> {
             _ => Ok(Vec::new()),
         };
     }
-    let fixed: PathBuf =
-        path.components().take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '['])).collect();
+    let fixed: PathBuf = path
+        .components()
+        .take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '[']))
+        .collect();
     let depth = fixed.components().count().saturating_sub(2);
     // The first two components are the scheme and the bucket, of which `collect` has joined the slashes.
     let mut parts = pattern.splitn(4, '/');

@@ -28,9 +28,11 @@ const FORMATS: &[(&str, &[&str])] =
     &[("parquet", &[".parquet"]), ("json", &[".jsonl", ".json"]), ("text", &[".txt"])];
 const COMPRESSIONS: &[&str] = &["", ".gz", ".zst"];
 /// Words that mark a file as one of a split.
-const SPLITS: &[&str] = &["train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation"];
+const SPLITS: &[&str] =
+    &["train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation"];
 /// Files that describe a dataset and are none of its data.
-const DESCRIPTIONS: &[&str] = &["dataset_infos.json", "dataset_info.json", "config.json", "README.md", "state.json"];
+const DESCRIPTIONS: &[&str] =
+    &["dataset_infos.json", "dataset_info.json", "config.json", "README.md", "state.json"];
 
 impl HubSelection {
     /// The files of a split among all files of the repository.
@@ -41,7 +43,8 @@ impl HubSelection {
         let within = self.within(all)?;
         let Some((format, files)) = FORMATS.iter().find_map(|(format, endings)| {
             let has_ending = |file: &&String| {
-                let is_data = |ending: &str| COMPRESSIONS.iter().any(|more| file.ends_with(&format!("{ending}{more}")));
+                let is_data =
+                    |ending: &str| COMPRESSIONS.iter().any(|more| file.ends_with(&format!("{ending}{more}")));
                 endings.iter().any(|ending| is_data(ending))
             };
             let files: Vec<&String> = within.iter().copied().filter(has_ending).collect();
@@ -53,7 +56,9 @@ impl HubSelection {
             return Ok(HubFiles { format, files: files.into_iter().cloned().collect() });
         }
         // A split's own name counts first: `train_sft` is another one than `train`.
-        for separates in [|c: char| !c.is_ascii_alphanumeric() && c != '_', |c: char| !c.is_ascii_alphanumeric()] {
+        for separates in
+            [|c: char| !c.is_ascii_alphanumeric() && c != '_', |c: char| !c.is_ascii_alphanumeric()]
+        {
             let of_split = |file: &&&String| has_word(file, split, separates);
             let chosen: Vec<String> = files.iter().filter(of_split).map(|file| (*file).clone()).collect();
             if !chosen.is_empty() {
@@ -76,7 +81,9 @@ impl HubSelection {
             let is_description = DESCRIPTIONS.iter().any(|name| file.ends_with(name));
             let endings = FORMATS.iter().flat_map(|(_, endings)| endings.iter());
             !is_description
-                && endings.flat_map(|ending| COMPRESSIONS.iter().map(move |more| format!("{ending}{more}"))).any(|end| file.ends_with(&end))
+                && endings
+                    .flat_map(|ending| COMPRESSIONS.iter().map(move |more| format!("{ending}{more}")))
+                    .any(|end| file.ends_with(&end))
         })
     }
 
@@ -97,7 +104,8 @@ impl HubSelection {
             }
         }
         if !self.patterns.is_empty() {
-            let prefix = self.directory.as_ref().map_or(String::new(), |name| format!("{}/", name.trim_matches('/')));
+            let prefix =
+                self.directory.as_ref().map_or(String::new(), |name| format!("{}/", name.trim_matches('/')));
             let mut patterns = Vec::new();
             for pattern in &self.patterns {
                 let compiled = glob::Pattern::new(&format!("{prefix}{pattern}"));
@@ -106,7 +114,8 @@ impl HubSelection {
                     reason: error.msg.into(),
                 })?);
             }
-            let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::default() };
+            let options =
+                glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::default() };
             files.retain(|file| patterns.iter().any(|pattern| pattern.matches_with(file, options)));
             if files.is_empty() {
                 return Err(self.lacks(&format!("no file that matches `{}`", self.patterns.join(",")), all));
@@ -160,7 +169,10 @@ mod tests {
     fn check(selection: HubSelection, all: &[&str], split: &str, expected: Result<(&str, &[&str]), &str>) {
         let all: Vec<String> = all.iter().map(|file| (*file).to_owned()).collect();
         match (selection.files(&all, split), expected) {
-            (Ok(found), Ok((format, files))) => assert_eq!((found.format, found.files), (format, files.iter().map(|file| (*file).to_owned()).collect())),
+            (Ok(found), Ok((format, files))) => assert_eq!(
+                (found.format, found.files),
+                (format, files.iter().map(|file| (*file).to_owned()).collect())
+            ),
             (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
             (found, expected) => panic!("{found:?} is not {expected:?}"),
         }
@@ -169,14 +181,25 @@ mod tests {
     #[test]
     fn names_tell_splits() {
         let plain = HubSelection { name: "a/b".to_owned(), ..HubSelection::default() };
-        let sft = ["README.md", "data/train_sft-0.parquet", "data/train_gen-0.parquet", "data/test_sft-0.parquet"];
+        let sft =
+            ["README.md", "data/train_sft-0.parquet", "data/train_gen-0.parquet", "data/test_sft-0.parquet"];
         check(plain.clone(), &sft, "train_sft", Ok(("parquet", &["data/train_sft-0.parquet"])));
         check(plain.clone(), &sft, "validation", Err("no files of a split `validation`"));
         check(plain.clone(), &["alpaca.json", "dataset_infos.json"], "train", Ok(("json", &["alpaca.json"])));
-        check(plain.clone(), &["train.jsonl.gz", "test.jsonl.gz"], "train", Ok(("json", &["train.jsonl.gz"])));
+        check(
+            plain.clone(),
+            &["train.jsonl.gz", "test.jsonl.gz"],
+            "train",
+            Ok(("json", &["train.jsonl.gz"])),
+        );
         check(plain.clone(), &["script.py"], "train", Err("no Parquet, JSON or text files"));
         let named = HubSelection { configuration: Some("main".to_owned()), ..plain.clone() };
-        check(named.clone(), &["main/train-0.parquet", "socratic/train-0.parquet"], "train", Ok(("parquet", &["main/train-0.parquet"])));
+        check(
+            named.clone(),
+            &["main/train-0.parquet", "socratic/train-0.parquet"],
+            "train",
+            Ok(("parquet", &["main/train-0.parquet"])),
+        );
         check(named, &["other/train-0.parquet"], "train", Err("no files of a configuration `main`"));
         let given = HubSelection { patterns: vec!["raw/*.json".to_owned()], ..plain.clone() };
         check(given, &["raw/a.json", "raw/b/c.json"], "train", Ok(("json", &["raw/a.json"])));

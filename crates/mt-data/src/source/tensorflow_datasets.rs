@@ -83,7 +83,8 @@ fn directory(root: &Path, name: &str) -> Result<PathBuf> {
              wrote, and `dataset_name` to a name such as `c4/en:3.0.1`",
             root.display()
         ))
-    })
+    })?;
+    copy(chosen)
 }
 
 /// The shards of a split, where `column` is a feature that the dataset has.

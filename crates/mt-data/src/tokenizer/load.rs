@@ -83,7 +83,11 @@ fn of_hub(path: &Path, asked: Option<TokenizerKind>) -> Result<Option<PathBuf>> 
         return Ok(None);
     };
     let copy = mt_storage::input(Path::new(&format!("hf://{name}")));
-    copy.map(Some).map_err(|source| DataError::Io { action: "download the tokenizer", path: path.into(), source })
+    copy.map(Some).map_err(|source| DataError::Io {
+        action: "download the tokenizer",
+        path: path.into(),
+        source,
+    })
 }
 
 /// The file of the tokenizer at `path`, its content and its kind.
