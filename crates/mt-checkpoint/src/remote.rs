@@ -42,7 +42,7 @@ pub(crate) fn commit(disk: &Disk, directory: &Path, destination: &Path, fence: &
     disk.commit(&destination.join(SUCCESS_FILE), success_text(destination).as_bytes())
 }
 
-/// Removes what a failed save left, also the parts of its uploads.
+/// Removes what a failed save left, also the pieces of its uploads.
 pub(crate) fn clean_up(disk: &Disk, temporary: &Path) -> std::io::Result<()> {
     disk::remove_tree(temporary)?;
     disk.uploads.as_deref().map_or(Ok(()), mt_storage::abort_uploads)

@@ -139,7 +139,7 @@ fn move_aside(disk: &Disk, step_directory: &Path, aside: &Path, step: u64) -> Re
 }
 
 /// Removes a step. On a disk it is renamed first, and in a store the object that completes it is removed first, so that a
-/// step of which a part is removed is not read.
+/// step that is removed by half is not read.
 fn remove_step(disk: &Disk, step_directory: &Path, step: u64) -> Result<()> {
     if mt_storage::is_remote(step_directory) {
         return disk.remove_directory(step_directory);

@@ -27,7 +27,7 @@ use support::{array, check_state, formats, request, synchronous};
 
 const URL: &str = "MT_CLOUDS_URL";
 const SAVES: &str = "MT_CLOUDS_SAVES";
-/// Bytes of an array that is sent in parts.
+/// Bytes of an array that is sent in pieces.
 const LARGE: usize = 40 << 20;
 
 const MOTO: Environment = Environment { packages: &["moto[s3,server]==5.2.5"], base: None };

@@ -142,7 +142,7 @@ pub fn local(path: &Path) -> io::Result<PathBuf> {
         let own = Location { key: object.location.clone(), ..location.clone() };
         held.insert(fetch(&client, &own, &object)?);
     }
-    // Files that the store no longer has must not count as part of the directory.
+    // Files that the store no longer has must not count as files of the directory.
     for (file, _) in read::files_below(&copy)? {
         let file = copy.join(file);
         if !held.contains(&file) && !is_unfinished(&file) {

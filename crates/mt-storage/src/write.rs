@@ -1,4 +1,4 @@
-//! Writing objects: conditional puts, uploads in parts, copies and removals.
+//! Writing objects: conditional puts, uploads in pieces, copies and removals.
 
 use std::{
     collections::{VecDeque, hash_map::RandomState},
@@ -24,9 +24,9 @@ use crate::{
     read,
 };
 
-/// Bytes of a part. A store takes at most 10,000 parts, which makes 160 GB.
+/// Bytes of a piece that is sent by itself. A store takes at most 10,000 of them, which makes 160 GB.
 const PART: usize = 16 << 20;
-/// Parts of one upload that are sent at the same time.
+/// Pieces of one upload that are sent at the same time.
 const PARTS_IN_FLIGHT: usize = 4;
 
 /// What must hold for an object to be written.
@@ -98,7 +98,7 @@ pub(crate) fn read_versioned(path: &Path) -> io::Result<(Vec<u8>, Version)> {
 }
 
 /// An object that is written piece by piece and appears when it is finished. A small one is put at once. Of a larger one,
-/// parts are sent while further pieces come; a record of the upload is kept beside it until then, so that parts of a
+/// pieces are sent while further ones come; a record of the upload is kept beside it until then, so that pieces of a
 /// process that was killed can be given up by [`abort_uploads`].
 pub struct Upload {
     path: PathBuf,
@@ -131,7 +131,7 @@ impl Upload {
     /// Adds a piece.
     ///
     /// # Errors
-    /// A part cannot be sent.
+    /// A piece cannot be sent.
     pub fn write(&mut self, mut piece: &[u8]) -> io::Result<()> {
         while self.buffer.len() + piece.len() >= PART {
             let (now, later) = piece.split_at(PART - self.buffer.len());
@@ -147,7 +147,7 @@ impl Upload {
     /// Completes the object.
     ///
     /// # Errors
-    /// A part cannot be sent, or the store refuses the object.
+    /// A piece cannot be sent, or the store refuses the object.
     pub fn finish(mut self) -> io::Result<()> {
         let rest = std::mem::take(&mut self.buffer);
         if self.started.is_none() {

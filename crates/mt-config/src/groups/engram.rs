@@ -55,7 +55,10 @@ impl KeptNumbers {
         let has_checkpoints = |run: &PathBuf| {
             mt_storage::list(&run.join("checkpoints")).is_ok_and(|entries| !entries.is_empty())
         };
-        let own = own.filter(has_checkpoints);
+        let has_memories =
+            config.entry("engram_layers").value.as_array().is_some_and(|layers| !layers.is_empty());
+        // A store is asked for runs that keep such numbers alone.
+        let own = own.filter(|run| has_memories || !mt_storage::is_remote(run)).filter(has_checkpoints);
         let own = own.map(|run| match mt_storage::is_remote(&run) {
             true => run_directory_of(&run).unwrap_or(run),
             false => run,

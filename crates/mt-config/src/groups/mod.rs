@@ -384,13 +384,31 @@ const WRITTEN: &[&str] = &[
 /// Those of them that may be in an object store.
 const STORED: &[&str] = &["base_output_directory", "checkpoint_todelete_full_path"];
 
-/// Keys whose values are patterns of files, which are expanded when data is opened.
-const PATTERNS: &[&str] = &["grain_train_files", "grain_eval_files", "hf_train_files", "hf_eval_files"];
+/// Keys that name files and models which may be remote and are read as copies on this machine. Data and checkpoints are
+/// found by the code that opens them.
+const INPUTS: &[&str] = &[
+    "chat_template_path",
+    "dataset_processor_path",
+    "grain_train_mixture_config_path",
+    "hf_model_path",
+    "inference_metadata_file",
+    "load_parameters_path",
+    "lora_restore_path",
+    "offline_data_dir",
+    "olmo_index_path",
+    "prompts_file",
+    "reference_path",
+    "rollouts_path",
+    "source_tokens_path",
+    "speculative_model",
+    "tokenizer_path",
+    "tokens_path",
+];
 
 /// The path of the copy of a remote input. `None` if the value is no such path.
 fn copy_of_input(name: &str, value: &Value) -> Option<std::io::Result<Value>> {
     let path = Path::new(value.as_str().filter(|text| is_supported(text))?);
-    if WRITTEN.contains(&name) || PATTERNS.contains(&name) {
+    if !INPUTS.contains(&name) {
         return None;
     }
     Some(mt_storage::input(path).map(|copy| copy.to_string_lossy().into()))

@@ -51,6 +51,9 @@ impl OptimizerSpace {
             return Self::Published;
         }
         let run = RunGroup::from_config(config).ok().filter(|run| !run.run_name.is_empty());
+        // A store is not asked each time that values are resolved: a run that is resumed by its own keys has its own space,
+        // and one that is not is refused, because the saved configuration differs.
+        let run = run.filter(|run| !mt_storage::is_remote(&run.stored_directory()));
         let resumed = run.filter(|run| has_checkpoints(&run.checkpoint_directory()));
         if let Some(space) = resumed.and_then(|run| Self::of_saved_file(&run.saved_configuration())) {
             return space;

@@ -15,7 +15,7 @@ use crate::{ModelError, StateError};
 /// The description of the arrays.
 pub(super) const TREE_FILE: &str = "_METADATA";
 
-/// Arrays of the part that reads images, which text models leave out.
+/// Arrays of the encoder of images, which text models leave out.
 const OF_IMAGES: &[&str] = &["SigLiPFromPatches", "embedder.mm_"];
 
 /// How a tensor of Hugging Face's format lies in an array.

@@ -1,4 +1,4 @@
-//! An object store in memory with the protocol of Amazon, and of Google where that differs: conditional puts, uploads in parts, lists, ranges and copies.
+//! An object store in memory with the protocol of Amazon, and of Google where that differs: conditional puts, uploads in pieces, lists, ranges and copies.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
