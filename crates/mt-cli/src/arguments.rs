@@ -26,7 +26,7 @@ use distill::{DISTILL, DISTILL_EXAMPLES};
 use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
 pub use preference::{Reward, RewardCommand, RewardScore};
 use rl::{RL, RL_EXAMPLES};
-pub use serve::{BenchCommand, BenchInference, BenchServe, Serve};
+pub use serve::{BenchCheckpoint, BenchCommand, BenchInference, BenchServe, Serve};
 use serve::{CHAT, CHAT_EXAMPLES, SERVE, SERVE_EXAMPLES};
 
 const EXAMPLES: &str = "\

@@ -14,6 +14,7 @@ mod target;
 mod verify;
 
 pub use table::parse_bytes;
+pub use target::format_of;
 
 use staged::{input, staged};
 
