@@ -48,31 +48,47 @@ pub(super) fn snapshot(
     if is_offline() {
         return cached(repository, &directory, &choose, None);
     }
+    // A commit never changes, so that a whole copy of it needs no question.
+    if is_hash(&repository.revision)
+        && list_of(&repository.revision)?.is_file()
+        && let Ok(snapshot) = cached(repository, &directory, &choose, None)
+    {
+        return Ok(snapshot);
+    }
     let revision = match revision(repository) {
         Ok(revision) => revision,
         Err(error) if is_unreachable(&error) => return cached(repository, &directory, &choose, Some(error)),
         Err(error) => return Err(error),
     };
-    let snapshot = directory.join("snapshots").join(&revision.commit);
-    fs::create_dir_all(&snapshot)?;
-    let chosen = choose(&revision.files);
-    for file in &chosen {
+    let snapshot = remember(repository, &directory, &revision)?;
+    for file in &choose(&revision.files) {
         fetch(repository, &directory, &revision, file)?;
     }
-    // The list tells a later reader without the hub what the snapshot lacks.
-    let own = crate::cache::program_cache()?.join("hub").join(format!("{}.json", revision.commit));
-    if let Some(parent) = own.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    fs::write(&own, Value::from(revision.files.clone()).to_string())?;
-    if repository.revision != revision.commit {
-        let reference = directory.join("refs").join(&repository.revision);
-        if let Some(parent) = reference.parent() {
+    Ok(snapshot)
+}
+
+/// Records the commit of a revision and its list of files, which tells a later reader without the hub what the snapshot
+/// lacks. Returns the snapshot's directory.
+fn remember(repository: &Repository, directory: &Path, revision: &Revision) -> io::Result<PathBuf> {
+    let Revision { commit, files } = revision;
+    let write = |path: PathBuf, contents: &str| {
+        if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        fs::write(reference, &revision.commit)?;
+        fs::write(path, contents)
+    };
+    let snapshot = directory.join("snapshots").join(commit);
+    fs::create_dir_all(&snapshot)?;
+    write(list_of(commit)?, &Value::from(files.clone()).to_string())?;
+    if repository.revision != *commit {
+        write(directory.join("refs").join(&repository.revision), commit)?;
     }
     Ok(snapshot)
+}
+
+/// The file with the list of a commit's files.
+fn list_of(commit: &str) -> io::Result<PathBuf> {
+    Ok(crate::cache::program_cache()?.join("hub").join(format!("{commit}.json")))
 }
 
 /// The files of a repository, from the hub or as they were when it was last asked.
@@ -87,7 +103,11 @@ pub(super) fn list(repository: &Repository) -> io::Result<super::Listing> {
         return known(None);
     }
     match revision(repository) {
-        Ok(Revision { commit, files }) => Ok(super::Listing { commit, files }),
+        Ok(revision) => {
+            remember(repository, &directory, &revision)?;
+            let Revision { commit, files } = revision;
+            Ok(super::Listing { commit, files })
+        }
         Err(error) if is_unreachable(&error) => known(Some(error)),
         Err(error) => Err(error),
     }
@@ -96,8 +116,8 @@ pub(super) fn list(repository: &Repository) -> io::Result<super::Listing> {
 /// The files of a commit, as the hub listed them. A snapshot by Hugging Face's own tools has no list: what it holds is
 /// what there is.
 fn listed(commit: &str, snapshot: &Path) -> io::Result<Vec<String>> {
-    let list = crate::cache::program_cache()?.join("hub").join(format!("{commit}.json"));
-    let listed = fs::read(list).ok().and_then(|list| serde_json::from_slice::<Vec<String>>(&list).ok());
+    let listed =
+        fs::read(list_of(commit)?).ok().and_then(|list| serde_json::from_slice::<Vec<String>>(&list).ok());
     if let Some(files) = listed {
         return Ok(files);
     }
