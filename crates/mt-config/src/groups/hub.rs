@@ -1,6 +1,6 @@
 //! Datasets and files of the Hugging Face hub.
 
-use super::{DataFormat, FromValue, group};
+use super::{DataFormat, DataGroup, FromValue, group};
 use crate::{config::Config, error::Problem};
 
 group! {
@@ -16,7 +16,7 @@ group! {
 
 impl HubGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
-        if config.hub_dataset().is_some() {
+        if config.hub_name().is_some() {
             return;
         }
         let chosen = [
@@ -43,8 +43,14 @@ impl HubGroup {
 }
 
 impl Config {
-    /// The name of the dataset of the Hugging Face hub on which a run trains: `owner/name` or `owner/name@revision`.
+    /// The name of the dataset of the Hugging Face hub that a run reads: `owner/name` or `owner/name@revision`.
     pub fn hub_dataset(&self) -> Option<String> {
+        let data = DataGroup::read(self, &mut Vec::new())?;
+        data.is_of_hub().then(|| self.hub_name()).flatten()
+    }
+
+    /// The value of `hf_path` if it has the form of such a name.
+    pub(super) fn hub_name(&self) -> Option<String> {
         let path = self.entry("hf_path").value.as_str()?;
         let is_format = DataFormat::from_value(&path.into()).is_some();
         let is_hf = self.entry("dataset_type").value == "hf";

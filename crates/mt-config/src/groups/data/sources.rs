@@ -98,7 +98,7 @@ impl DataGroup {
                 "name the files to train on, such as `hf_train_files='data/*.txt'`, or use `dataset_type=synthetic`",
             );
         }
-        if self.is_of_hub() && config.hub_dataset().is_none() {
+        if self.is_of_hub() && config.hub_name().is_none() {
             problems.push(Problem::inconsistent(
                 format!(
                     "{}, which is neither a format nor the name of a dataset of the Hugging Face hub",
