@@ -262,7 +262,7 @@ impl Loop {
     ) -> Result<Option<T>, TrainError> {
         let stops = self.trainer.plan.settings.saving.stop_on_checkpoint_failure;
         match result {
-            Err(TrainError::Checkpoint(error)) if !stops && error.is_of_storage() => {
+            Err(TrainError::Checkpoint(error)) if !stops && may_pass(&error) => {
                 state.saved = None;
                 events::warn(
                     &self.observer,
@@ -530,5 +530,15 @@ impl Loop {
         state.saved = Some(step);
         state.saved_at = Instant::now();
         Ok(())
+    }
+}
+
+/// Whether a save failed because a disk or a store refused to write the checkpoint, or the files that precede it.
+fn may_pass(error: &CheckpointError) -> bool {
+    match error {
+        CheckpointError::Refused { source, .. } => {
+            matches!(source.downcast_ref(), Some(TrainError::Io { .. }))
+        }
+        error => error.is_of_storage(),
     }
 }
