@@ -89,7 +89,7 @@ impl WeightsSource {
     pub fn open(path: &Path) -> Result<Self> {
         let input = mt_storage::input(path).map_err(|source| CheckpointError::io("read", path, source))?;
         let path = input.as_path();
-        complete_weights(path)?;
+        weights::complete_weights(path)?;
         if mt_storage::is_remote(path) {
             return Checkpoint::open_path(path).map(Self::Orbax);
         }

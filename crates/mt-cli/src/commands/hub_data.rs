@@ -27,7 +27,7 @@ pub fn with_files_of_hub(request: Request, config: Config) -> Result<(Request, C
         let message = format!("cannot read the dataset `{named}` (`hf_path`): {error}");
         if mt_storage::is_user_error(&error) { Failure::user(message) } else { Failure::run(message) }
     };
-    let (name, revision) = named.split_once('@').unwrap_or((&named, "main"));
+    let (name, revision) = named.split_once('@').unwrap_or((named.as_str(), "main"));
     let repository = |revision: &str| Repository {
         kind: RepositoryKind::Dataset,
         name: name.to_owned(),

@@ -33,7 +33,7 @@ mod serve;
 mod space;
 mod whole;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use mt_shape::{DType, LogicalAxis, LogicalRules};
 use serde_json::{Map, Value};
@@ -235,7 +235,7 @@ pub(crate) fn read<T: FromValue>(config: &Config, name: &str, problems: &mut Vec
         Ok(copy) => copy,
         Err(error) => {
             let text = error.to_string();
-            let (reason, hint) = text.split_once("\nhint: ").unwrap_or((&text, "check the path"));
+            let (reason, hint) = text.split_once("\nhint: ").unwrap_or((text.as_str(), "check the path"));
             problems.push(Problem::inconsistent(
                 format!("{}, which cannot be read: {reason}", config.stated(name)),
                 hint,
