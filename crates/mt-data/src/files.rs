@@ -80,8 +80,9 @@ fn remote_matches(pattern: &str) -> Result<Vec<PathBuf>> {
     if mt_storage::is_hub(path) {
         let (repository, files) = Repository::of(path).map_err(failed)?;
         let wanted = glob::Pattern::new(&files).map_err(malformed)?;
-        let choose =
-            |all: &[String]| all.iter().filter(|file| wanted.matches_with(file, options)).cloned().collect();
+        let choose = |all: &[String]| -> Vec<String> {
+            all.iter().filter(|file| wanted.matches_with(file, options)).cloned().collect()
+        };
         return hub::matching(&repository, choose).map_err(failed);
     }
     if !pattern.contains(['*', '?', '[']) {
