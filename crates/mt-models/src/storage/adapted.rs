@@ -107,7 +107,7 @@ impl AdaptedParameters {
         let base = match &of_path {
             None => at(path)?,
             Some((_, AdapterRecord { base: WeightsOrigin::Saved { path: base, .. }, .. })) => {
-                let here = here(base);
+                let here = super::origin::here(base);
                 if !mt_storage::exists(&here) {
                     return Err(StateError::NoBase { adapters: path.to_owned(), base: base.clone() });
                 }
