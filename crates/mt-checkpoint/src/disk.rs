@@ -1,16 +1,18 @@
-//! Durable changes to the disk. Tests can make each of them fail.
+//! Durable changes to a disk or an object store. Tests can make each of them fail.
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Seek, SeekFrom, Write},
-    ops::Range,
+    io::{self, Write},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use mt_storage::{Condition, Upload, is_remote};
+
 use crate::{
     error::{CheckpointError, Result},
     manifest::FileRecord,
+    metadata::SUCCESS_FILE,
 };
 
 /// A change about to be made to the disk.
@@ -46,6 +48,10 @@ pub type DiskHook = Arc<dyn Fn(DiskOperation, &Path) -> io::Result<DiskEffect> +
 /// Creates a directory and its ancestors, and flushes the directories that list them: after a power failure a saved
 /// step is found only if its parents are.
 pub(crate) fn create_durably(path: &Path) -> io::Result<()> {
+    if is_remote(path) {
+        // Stores have no directories but those of their objects' keys.
+        return Ok(());
+    }
     let missing: Vec<&Path> = path.ancestors().take_while(|ancestor| !ancestor.exists()).collect();
     fs::create_dir_all(path)?;
     for created in missing {
@@ -61,16 +67,24 @@ pub(crate) fn create_durably(path: &Path) -> io::Result<()> {
 #[derive(Clone, Default)]
 pub(crate) struct Disk {
     pub hook: Option<DiskHook>,
+    /// The directory of records of uploads to an object store.
+    pub uploads: Option<PathBuf>,
 }
 
 impl Disk {
     pub fn create_directory(&self, path: &Path) -> Result<()> {
-        self.change(DiskOperation::CreateDirectory, "create directory", path, || fs::create_dir_all(path))
+        self.change(DiskOperation::CreateDirectory, "create directory", path, || match is_remote(path) {
+            true => Ok(()),
+            false => fs::create_dir_all(path),
+        })
     }
 
     /// Creates a file with the pieces as its contents, and flushes it.
     pub fn write(&self, path: &Path, pieces: &[&[u8]]) -> Result<()> {
         let failed = |source| CheckpointError::io("write", path, source);
+        if is_remote(path) {
+            return self.put(path, pieces, Condition::Any);
+        }
         let mut file = match self.effect(DiskOperation::Write, "write", path)? {
             DiskEffect::Lost => None,
             effect => Some((File::create_new(path).map_err(failed)?, effect)),
@@ -86,13 +100,35 @@ impl Disk {
         self.change(DiskOperation::Sync, "flush", path, || file.map_or(Ok(()), |(file, _)| file.sync_all()))
     }
 
+    /// Writes an object that does not exist yet, which completes what is written before it.
+    pub fn commit(&self, path: &Path, contents: &[u8]) -> Result<()> {
+        self.put(path, &[contents], Condition::New)
+    }
+
+    fn put(&self, path: &Path, pieces: &[&[u8]], condition: Condition) -> Result<()> {
+        let effect = self.effect(DiskOperation::Write, "write", path)?;
+        if effect != DiskEffect::Lost {
+            let mut contents = pieces.concat();
+            contents.truncate(effect.most_bytes());
+            let written = mt_storage::put(path, contents, condition);
+            written.map_err(|source| CheckpointError::io("write", path, source))?;
+        }
+        self.change(DiskOperation::Sync, "flush", path, || Ok(()))
+    }
+
     /// Creates an empty file to which pieces are appended.
     pub fn appender(&self, path: PathBuf) -> Result<Appender<'_>> {
-        let file = match self.effect(DiskOperation::Write, "write", &path)? {
-            DiskEffect::Lost => None,
-            _ => Some(File::create_new(&path).map_err(|source| CheckpointError::io("write", &path, source))?),
+        let create = || match is_remote(&path) {
+            true => {
+                Upload::new(&path, self.uploads.as_deref()).map(|upload| Target::Object(Box::new(upload)))
+            }
+            false => File::create_new(&path).map(Target::File),
         };
-        Ok(Appender { disk: self, path, file, record: FileRecord::default() })
+        let target = match self.effect(DiskOperation::Write, "write", &path)? {
+            DiskEffect::Lost => None,
+            _ => Some(create().map_err(|source| CheckpointError::io("write", &path, source))?),
+        };
+        Ok(Appender { disk: self, path, target, record: FileRecord::default() })
     }
 
     /// Creates a file of a given size, to be filled later.
@@ -108,8 +144,11 @@ impl Disk {
 
     /// Copies a file, and flushes the copy.
     pub fn copy_file(&self, from: &Path, to: &Path) -> Result<()> {
-        self.change(DiskOperation::Write, "write", to, || fs::copy(from, to).map(|_| ()))?;
-        self.change(DiskOperation::Sync, "flush", to, || File::open(to)?.sync_all())
+        self.change(DiskOperation::Write, "write", to, || mt_storage::copy(from, to))?;
+        self.change(DiskOperation::Sync, "flush", to, || match is_remote(to) {
+            true => Ok(()),
+            false => File::open(to)?.sync_all(),
+        })
     }
 
     pub fn sync_file(&self, path: &Path, file: &File) -> Result<()> {
@@ -117,12 +156,18 @@ impl Disk {
     }
 
     pub fn sync_directory(&self, path: &Path) -> Result<()> {
-        self.change(DiskOperation::Sync, "flush", path, || File::open(path)?.sync_all())
+        self.change(DiskOperation::Sync, "flush", path, || match is_remote(path) {
+            true => Ok(()),
+            false => File::open(path)?.sync_all(),
+        })
     }
 
     /// Flushes the directories below `path`, then `path`; files are flushed when they are written.
     pub fn sync_directories(&self, path: &Path) -> Result<()> {
         let read = |source| CheckpointError::io("list", path, source);
+        if is_remote(path) {
+            return self.sync_directory(path);
+        }
         for entry in fs::read_dir(path).map_err(read)? {
             let entry = entry.map_err(read)?;
             if entry.file_type().map_err(read)?.is_dir() {
@@ -132,16 +177,27 @@ impl Disk {
         self.sync_directory(path)
     }
 
+    /// Renames a file or a directory. In a store, whose objects have no names but their keys, a step is copied and then
+    /// removed; neither of the two is complete without its mark, which is copied last and removed first.
     pub fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.change(DiskOperation::Rename, "rename a file or directory to", to, || fs::rename(from, to))
+        self.change(DiskOperation::Rename, "rename a file or directory to", to, || {
+            match (is_remote(from), is_remote(to)) {
+                (false, false) => fs::rename(from, to),
+                (true, true) => move_objects(from, to),
+                _ => Err(io::Error::from(io::ErrorKind::CrossesDevices)),
+            }
+        })
     }
 
     pub fn remove_file(&self, path: &Path) -> Result<()> {
-        self.change(DiskOperation::Remove, "remove", path, || fs::remove_file(path))
+        self.change(DiskOperation::Remove, "remove", path, || match is_remote(path) {
+            true => mt_storage::remove(path),
+            false => fs::remove_file(path),
+        })
     }
 
     pub fn remove_directory(&self, path: &Path) -> Result<()> {
-        self.change(DiskOperation::Remove, "remove", path, || fs::remove_dir_all(path))
+        self.change(DiskOperation::Remove, "remove", path, || remove_tree(path))
     }
 
     fn effect(&self, operation: DiskOperation, action: &'static str, path: &Path) -> Result<DiskEffect> {
@@ -175,13 +231,41 @@ impl DiskEffect {
     }
 }
 
+/// Removes a directory; of a step in a store first the mark that completes it.
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
+    match is_remote(path) {
+        true => mt_storage::remove_all(path, &[SUCCESS_FILE]),
+        false => fs::remove_dir_all(path),
+    }
+}
+
+/// Copies all objects below a path, the one that completes a step last, and removes the originals.
+fn move_objects(from: &Path, to: &Path) -> io::Result<()> {
+    for (file, _) in in_order_of_copying(from)? {
+        mt_storage::copy(&from.join(&file), &to.join(&file))?;
+    }
+    remove_tree(from)
+}
+
+/// The files below a directory, the one that completes a step last.
+pub(crate) fn in_order_of_copying(directory: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
+    let mut files = mt_storage::files_below(directory)?;
+    files.sort_by_key(|(file, _)| file == Path::new(SUCCESS_FILE));
+    Ok(files)
+}
+
 /// A file that is written piece by piece.
 pub(crate) struct Appender<'d> {
     disk: &'d Disk,
     path: PathBuf,
     /// `None` if its creation was lost.
-    file: Option<File>,
+    target: Option<Target>,
     record: FileRecord,
+}
+
+enum Target {
+    File(File),
+    Object(Box<Upload>),
 }
 
 impl Appender<'_> {
@@ -191,30 +275,26 @@ impl Appender<'_> {
     }
 
     pub fn append(&mut self, piece: &[u8]) -> Result<()> {
-        let Self { disk, path, file, record } = self;
+        let Self { disk, path, target, record } = self;
         let written = disk.effect(DiskOperation::Write, "write", path)?.most_bytes().min(piece.len());
-        if let Some(file) = file {
-            let result = file.write_all(&piece[..written]);
-            result.map_err(|source| CheckpointError::io("write", &*path, source))?;
-        }
+        let result = match target {
+            None => Ok(()),
+            Some(Target::File(file)) => file.write_all(&piece[..written]),
+            Some(Target::Object(upload)) => upload.write(&piece[..written]),
+        };
+        result.map_err(|source| CheckpointError::io("write", &*path, source))?;
         record.add(piece);
         Ok(())
     }
 
     /// Flushes the file and returns its record.
     pub fn finish(self) -> Result<FileRecord> {
-        let Self { disk, path, file, record } = self;
-        disk.change(DiskOperation::Sync, "flush", &path, || file.map_or(Ok(()), |file| file.sync_all()))?;
+        let Self { disk, path, target, record } = self;
+        disk.change(DiskOperation::Sync, "flush", &path, || match target {
+            None => Ok(()),
+            Some(Target::File(file)) => file.sync_all(),
+            Some(Target::Object(upload)) => upload.finish(),
+        })?;
         Ok(record)
     }
-}
-
-/// Reads a range of a file.
-pub(crate) fn read_range(path: &Path, range: Range<u64>) -> io::Result<Vec<u8>> {
-    let length = usize::try_from(range.end - range.start).map_err(io::Error::other)?;
-    let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(range.start))?;
-    let mut bytes = vec![0; length];
-    file.read_exact(&mut bytes)?;
-    Ok(bytes)
 }

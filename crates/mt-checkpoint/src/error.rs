@@ -16,10 +16,16 @@ pub type SourceError = Box<dyn Error + Send + Sync>;
 pub enum CheckpointError {
     #[error(
         "`{directory}` is in use by another run{}\nhint: wait until that run ends, or choose another `run_name`",
-        process.map(|id| format!(" (process {id})")).unwrap_or_default(),
+        process.map(|id| format!(" (process {id}{})", OnMachine(machine))).unwrap_or_default(),
         directory = directory.display()
     )]
-    Locked { directory: PathBuf, process: Option<u32> },
+    Locked { directory: PathBuf, process: Option<u32>, machine: Option<String> },
+
+    #[error(
+        "checkpoint of step {step} was not committed: another process has taken over `{directory}`, because this one could not renew its claim for a minute\nhint: let one process train; check the connection to the store",
+        directory = directory.display()
+    )]
+    TakenOver { directory: PathBuf, step: u64 },
 
     #[error(
         "cannot write to `{path}`: {source}\nhint: check the path (of a run, `base_output_directory`) and its permissions",
@@ -133,6 +139,9 @@ pub enum CheckpointError {
 impl CheckpointError {
     /// Whether the user's input is wrong, as opposed to a failure at run time.
     pub fn is_user_error(&self) -> bool {
+        if let Self::Io { source, .. } = self {
+            return mt_storage::is_user_error(source);
+        }
         matches!(
             self,
             Self::Locked { .. }
@@ -148,6 +157,11 @@ impl CheckpointError {
                 | Self::NoWeights { .. }
                 | Self::OtherParameters { .. }
         )
+    }
+
+    /// Whether a disk or a store refused to write, which may pass.
+    pub fn is_of_storage(&self) -> bool {
+        matches!(self, Self::Io { .. } | Self::DiskFull { .. } | Self::Unwritable { .. })
     }
 
     /// Whether the files of one step are damaged, so that an older step may still be good.
@@ -173,6 +187,10 @@ impl CheckpointError {
     pub(crate) fn preparing(path: impl Into<PathBuf>, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::io("prepare", path, source),
+            // Its message says what to do.
+            _ if source.get_ref().is_some_and(|inner| inner.is::<mt_storage::StorageError>()) => {
+                Self::io("write to", path, source)
+            }
             _ => Self::Unwritable { path: path.into(), source },
         }
     }
@@ -205,6 +223,14 @@ struct Hint<'a>(&'a str);
 impl fmt::Display for Hint<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { Ok(()) } else { write!(f, "\nhint: {}", self.0) }
+    }
+}
+
+struct OnMachine<'a>(&'a Option<String>);
+
+impl fmt::Display for OnMachine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_ref().map_or(Ok(()), |machine| write!(f, " on `{machine}`"))
     }
 }
 

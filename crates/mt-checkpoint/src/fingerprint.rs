@@ -1,7 +1,6 @@
 //! Checksums of the files that hold a model's weights.
 
 use std::{
-    fs::{self, File},
     io::Read,
     path::{Path, PathBuf},
 };
@@ -21,14 +20,16 @@ const DESCRIPTIONS: [&str; 2] = ["config.json", "params.json"];
 /// # Errors
 /// A file cannot be read.
 pub fn fingerprint(directory: &Path) -> Result<String> {
-    let mut files = Vec::new();
-    list(directory, &mut files)?;
+    crate::complete_weights(directory)?;
+    let files = mt_storage::files_below(directory);
+    let files = files.map_err(|source| CheckpointError::io("list", directory, source))?;
+    let mut files: Vec<PathBuf> = files.into_iter().map(|(file, _)| directory.join(file)).collect();
     let is_published = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let is_here = path.parent() == Some(directory);
         is_here && (ENDINGS.iter().any(|ending| name.ends_with(ending)) || DESCRIPTIONS.contains(&&*name))
     };
-    if DESCRIPTIONS.iter().any(|name| directory.join(name).is_file()) {
+    if DESCRIPTIONS.iter().any(|name| mt_storage::is_file(&directory.join(name))) {
         files.retain(is_published);
     }
     files.sort();
@@ -36,7 +37,8 @@ pub fn fingerprint(directory: &Path) -> Result<String> {
     let mut lines = String::new();
     for path in files {
         let failed = |source| CheckpointError::io("read", &path, source);
-        let mut file = File::open(&path).map_err(failed)?;
+        let bytes = mt_storage::metadata(&path).map_err(failed)?.bytes;
+        let mut file = mt_storage::reader(&path, 0..bytes).map_err(failed)?;
         let (mut checksum, mut size) = (0, 0);
         loop {
             let read = file.read(&mut buffer).map_err(failed)?;
@@ -52,18 +54,10 @@ pub fn fingerprint(directory: &Path) -> Result<String> {
     Ok(format!("{:08x}", crc32c::crc32c(lines.as_bytes())))
 }
 
-/// Adds the files of a directory and of its subdirectories.
-fn list(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    let failed = |source| CheckpointError::io("list", directory, source);
-    for entry in fs::read_dir(directory).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if path.is_dir() { list(&path, files)? } else { files.push(path) }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -22,6 +22,9 @@
 //! {step}/iter/process_0-of-1.json  JSON items, such as the data iterator's state
 //! ```
 //!
+//! In an object store (`mt-storage`) a step has its name from the start, and `commit_success.txt` is written last, by a
+//! conditional put; a step without it is not complete, as for Orbax.
+//!
 //! The values of an array are its description, `{name}/zarr.json`, and its chunks, such as `{name}/c/0/1`: its shards, or
 //! fragments of them. Without a database they are files with these names. Each chunk also holds the CRC-32C of its inner
 //! chunks, which every read checks.
@@ -49,6 +52,7 @@ mod ocdbt;
 mod plan;
 mod read;
 mod region;
+mod remote;
 mod retention;
 mod safetensors;
 mod save;
@@ -80,5 +84,5 @@ pub use region::Region;
 pub use safetensors::{TensorSpec, WeightsDirectory, WeightsOptions, WeightsWriter, WrittenWeights};
 pub use save::{ArraySource, CommitGate, Entry, ExtraItem, JsonItem, SaveRequest, Value, WholeArray};
 pub use torch::{TorchCheckpoint, TorchFile};
-pub use weights::{ElementType, TensorInfo};
+pub use weights::{ElementType, TensorInfo, complete_weights};
 pub use zarr::StorageFormat;

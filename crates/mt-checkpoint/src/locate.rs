@@ -1,14 +1,13 @@
 //! Locating checkpoints: from a directory given by the user to the files of one step.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use crate::{
     error::{CheckpointError, Result},
-    metadata::{STATE_ITEM, STEP_FILE, TREE_FILE},
+    metadata::{STATE_ITEM, STEP_FILE, SUCCESS_FILE, TREE_FILE},
     ocdbt::MANIFEST_FILE,
     read::Checkpoint,
 };
@@ -49,7 +48,7 @@ pub fn complete_steps(checkpoints: &Path) -> Result<Vec<u64>> {
     const LISTINGS: usize = 5;
     for _ in 1..LISTINGS {
         let steps = listed_steps(checkpoints)?;
-        if !steps.is_empty() || !checkpoints.is_dir() {
+        if !steps.is_empty() || mt_storage::is_remote(checkpoints) || !checkpoints.is_dir() {
             return Ok(steps);
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -57,17 +56,27 @@ pub fn complete_steps(checkpoints: &Path) -> Result<Vec<u64>> {
     listed_steps(checkpoints)
 }
 
+/// Whether the directory of a step holds all of it. On a disk its name says so, because it is renamed when it is complete;
+/// in a store, whose objects cannot be renamed, the object that is written last.
+pub(crate) fn is_complete(step_directory: &Path) -> bool {
+    match mt_storage::is_remote(step_directory) {
+        true => mt_storage::is_file(&step_directory.join(SUCCESS_FILE)),
+        false => step_directory.exists(),
+    }
+}
+
 fn listed_steps(checkpoints: &Path) -> Result<Vec<u64>> {
     let failed = |source| CheckpointError::io("list", checkpoints, source);
-    let entries = match fs::read_dir(checkpoints) {
+    let entries = match mt_storage::list(checkpoints) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(failed)?,
     };
     let mut steps = Vec::new();
     for entry in entries {
-        let entry = entry.map_err(failed)?;
-        if let Some(step) = step_of(&entry.path())
-            && entry.path().is_dir()
+        let path = checkpoints.join(&entry.name);
+        if let Some(step) = step_of(&path)
+            && entry.is_directory
+            && is_complete(&path)
         {
             steps.push(step);
         }
@@ -82,8 +91,13 @@ fn listed_steps(checkpoints: &Path) -> Result<Vec<u64>> {
 /// # Errors
 /// A directory cannot be listed.
 pub fn checkpoints_directory(path: &Path) -> Result<Option<PathBuf>> {
-    if !path.is_dir() || is_item(path) || item_in(path).is_some() {
-        return Ok(None);
+    match mt_storage::metadata(path) {
+        Ok(found) if found.is_directory && !is_item(path) && item_in(path).is_none() => {}
+        // A store that cannot be asked must not count as a store without checkpoints.
+        Err(source) if mt_storage::is_remote(path) && source.kind() != std::io::ErrorKind::NotFound => {
+            return Err(CheckpointError::io("read", path, source));
+        }
+        _ => return Ok(None),
     }
     for candidate in [path.join("checkpoints"), path.to_owned()] {
         if !complete_steps(&candidate)?.is_empty() {
@@ -158,7 +172,7 @@ fn newest_of<T>(
                 Err(reason) => reason,
             };
             let path = checkpoints.join(step.to_string());
-            if !path.exists() && listings < MOST_LISTINGS {
+            if !is_complete(&path) && listings < MOST_LISTINGS {
                 continue 'listing;
             }
             if !reason.is_corruption() {
@@ -219,14 +233,21 @@ impl Location {
             path: path.to_owned(),
             reason: reason.to_owned(),
         };
-        if !path.is_dir() {
-            return Err(none(if path.exists() { "it is not a directory" } else { "it does not exist" }));
+        match mt_storage::metadata(path) {
+            Ok(found) if found.is_directory => {}
+            Ok(_) => return Err(none("it is not a directory")),
+            Err(source) if mt_storage::is_remote(path) && source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(CheckpointError::io("read", path, source));
+            }
+            Err(_) => return Err(none("it does not exist")),
         }
         // Paths such as `run/checkpoints/..` or `.` do not end in the step's number; the canonical path does.
-        let path = &fs::canonicalize(path).map_err(|source| CheckpointError::io("find", path, source))?;
+        let path =
+            &mt_storage::canonical(path).map_err(|source| CheckpointError::io("find", path, source))?;
         if is_item(path) {
-            let parent = path.parent().filter(|parent| parent.join(STEP_FILE).is_file());
-            let step_directory = if path.join(STEP_FILE).is_file() { Some(path.as_path()) } else { parent };
+            let parent = path.parent().filter(|parent| mt_storage::is_file(&parent.join(STEP_FILE)));
+            let step_directory =
+                if mt_storage::is_file(&path.join(STEP_FILE)) { Some(path.as_path()) } else { parent };
             let step = step_directory.and_then(step_of);
             return Ok(Self {
                 step,
@@ -235,11 +256,14 @@ impl Location {
                 is_of_item: true,
             });
         }
+        if mt_storage::is_remote(path) && step_of(path).is_some() && !is_complete(path) {
+            return Err(none(&format!("it is not complete: `{SUCCESS_FILE}` is missing")));
+        }
         if let Some(items) = item_in(path) {
             let (step, step_directory) = (step_of(path), Some(path.clone()));
             return Ok(Self { step, step_directory, items, is_of_item: false });
         }
-        if path.join(STEP_FILE).is_file() {
+        if mt_storage::is_file(&path.join(STEP_FILE)) {
             return Err(none(&format!("it has no item `{STATE_ITEM}`")));
         }
         Err(none("it holds no complete step"))
@@ -247,7 +271,7 @@ impl Location {
 }
 
 fn is_item(directory: &Path) -> bool {
-    directory.join(TREE_FILE).is_file() || directory.join(MANIFEST_FILE).is_file()
+    mt_storage::is_file(&directory.join(TREE_FILE)) || mt_storage::is_file(&directory.join(MANIFEST_FILE))
 }
 
 fn item_in(step_directory: &Path) -> Option<PathBuf> {
@@ -255,11 +279,11 @@ fn item_in(step_directory: &Path) -> Option<PathBuf> {
 }
 
 pub(crate) fn is_ocdbt(items: &Path) -> bool {
-    items.join(MANIFEST_FILE).is_file()
+    mt_storage::is_file(&items.join(MANIFEST_FILE))
 }
 
 /// The step number in a directory's name. Only the plain decimal form counts.
-fn step_of(directory: &Path) -> Option<u64> {
+pub(crate) fn step_of(directory: &Path) -> Option<u64> {
     let name = directory.file_name()?.to_str()?;
     name.parse().ok().filter(|step: &u64| step.to_string() == name)
 }

@@ -4,7 +4,10 @@ use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{Read, Seek, Write},
     path::{Path, PathBuf},
+    sync::Arc,
 };
+
+use mt_storage::Lease;
 
 use crate::{
     disk,
@@ -21,9 +24,19 @@ pub struct RunLock {
     /// The directories that acquiring the lock created, the run's own first.
     created: Vec<PathBuf>,
     is_provisional: bool,
-    // The operating system holds the lock while this handle is open.
-    _file: File,
+    held: Held,
 }
+
+#[derive(Debug)]
+enum Held {
+    /// The operating system holds the lock while this handle is open.
+    File(#[expect(dead_code, reason = "it is held")] File),
+    /// An object store has no locks, but an object that this process renews.
+    Lease(Lease),
+}
+
+/// Whether another process may have taken the lock over.
+pub(crate) type Fence = Arc<dyn Fn() -> bool + Send + Sync>;
 
 impl RunLock {
     /// The file in the run's directory that is locked.
@@ -34,6 +47,9 @@ impl RunLock {
     /// # Errors
     /// Another process holds the lock, or the directory is not writable; both are user errors.
     pub fn acquire(directory: &Path) -> Result<Self> {
+        if mt_storage::is_remote(directory) {
+            return Self::lease(directory);
+        }
         let missing = directory.ancestors().take_while(|ancestor| !ancestor.exists());
         let created: Vec<PathBuf> = missing.map(Path::to_owned).collect();
         if let Err(source) = disk::create_durably(directory) {
@@ -55,7 +71,11 @@ impl RunLock {
                 let mut text = String::new();
                 // The process id only helps the reader: without it the message is shorter.
                 let process = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
-                return Err(CheckpointError::Locked { directory: directory.to_owned(), process });
+                return Err(CheckpointError::Locked {
+                    directory: directory.to_owned(),
+                    process,
+                    machine: None,
+                });
             }
             Err(TryLockError::Error(source)) => return Err(CheckpointError::io("lock", path, source)),
         }
@@ -63,12 +83,38 @@ impl RunLock {
             .and_then(|()| file.rewind())
             .and_then(|()| writeln!(file, "{}", std::process::id()))
             .map_err(unwritable)?;
-        let mut lock = Self { directory: directory.to_owned(), created, is_provisional: false, _file: file };
+        let mut lock =
+            Self { directory: directory.to_owned(), created, is_provisional: false, held: Held::File(file) };
         // Another process may have created the directory meanwhile, and written to it.
         if !lock.holds_nothing_else() {
             lock.created.clear();
         }
         Ok(lock)
+    }
+
+    fn lease(directory: &Path) -> Result<Self> {
+        let failed = |source| CheckpointError::preparing(directory, source);
+        let was_empty = mt_storage::list(directory).map_err(failed)?.is_empty();
+        match Lease::acquire(&directory.join(Self::FILE)).map_err(failed)? {
+            Ok(lease) => {
+                let created = if was_empty { vec![directory.to_owned()] } else { Vec::new() };
+                let directory = directory.to_owned();
+                Ok(Self { directory, created, is_provisional: false, held: Held::Lease(lease) })
+            }
+            Err(owner) => Err(CheckpointError::Locked {
+                directory: directory.to_owned(),
+                process: owner.process,
+                machine: Some(owner.machine),
+            }),
+        }
+    }
+
+    /// Whether the lock may be lost, asked before a step is committed.
+    pub(crate) fn fence(&self) -> Fence {
+        match &self.held {
+            Held::File(_) => Arc::new(|| false),
+            Held::Lease(lease) => Arc::new(lease.watch()),
+        }
     }
 
     /// Makes the lock provisional until [`RunLock::keep`]: dropping it removes the directory if acquiring it created one.
@@ -96,7 +142,16 @@ impl RunLock {
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        if let ([own, ..], true) = (self.created.as_slice(), self.is_provisional) {
+        if let ([own], Held::Lease(lease), true) = (
+            self.created.as_slice(),
+            &self.held,
+            self.is_provisional && mt_storage::is_remote(&self.directory),
+        ) {
+            // Failures are ignored, as below.
+            if !lease.is_lost() {
+                let _ = mt_storage::remove_all(own, &[]);
+            }
+        } else if let ([own, ..], true) = (self.created.as_slice(), self.is_provisional) {
             // Every file in it was created under this lock. Failures are ignored, because the error that ended the run
             // is the one to report.
             let _ = std::fs::remove_dir_all(own);

@@ -14,10 +14,11 @@ use crate::{
     disk::{self, Disk, DiskHook},
     error::{CheckpointError, Result},
     locate,
-    lock::RunLock,
+    lock::{Fence, RunLock},
     metadata::{self, STATE_ITEM, SUCCESS_FILE, TEMPORARY_SUFFIX},
     plan::{self, PlannedItem},
     read::Checkpoint,
+    remote,
     retention::{Evaluations, Retention},
     save::{CommitGate, JsonItem, SaveRequest, StepWriter},
     zarr::StorageFormat,
@@ -82,6 +83,7 @@ pub struct CheckpointManager {
     disk: Disk,
     options: ManagerOptions,
     in_flight: Option<(u64, JoinHandle<Result<SaveReport>>)>,
+    fence: Fence,
     cancelled: Arc<AtomicBool>,
     evaluations: Evaluations,
 }
@@ -92,12 +94,27 @@ impl CheckpointManager {
     ///
     /// # Errors
     /// The directory is not writable: a user error.
-    pub fn open(directory: impl Into<PathBuf>, _lock: &RunLock, options: ManagerOptions) -> Result<Self> {
+    pub fn open(directory: impl Into<PathBuf>, lock: &RunLock, options: ManagerOptions) -> Result<Self> {
         let directory = directory.into();
-        let disk = Disk { hook: options.disk_hook.clone() };
-        let unwritable = |source| CheckpointError::preparing(&directory, source);
-        disk::create_durably(&directory).map_err(unwritable)?;
-        for entry in std::fs::read_dir(&directory).map_err(unwritable)? {
+        let uploads = mt_storage::is_remote(&directory).then(|| directory.join(remote::UPLOADS));
+        let disk = Disk { hook: options.disk_hook.clone(), uploads };
+        match &disk.uploads {
+            Some(_) => remote::prepare(&directory, &disk)?,
+            None => Self::prepare(&directory, &disk)?,
+        }
+        let evaluations = match options.keep_best {
+            0 => Evaluations::default(),
+            _ => Evaluations::load(&directory, &disk)?,
+        };
+        let fence = lock.fence();
+        Ok(Self { directory, disk, options, in_flight: None, fence, cancelled: Arc::default(), evaluations })
+    }
+
+    /// Creates the directory, removes leftovers, and tries to write.
+    fn prepare(directory: &Path, disk: &Disk) -> Result<()> {
+        let unwritable = |source| CheckpointError::preparing(directory, source);
+        disk::create_durably(directory).map_err(unwritable)?;
+        for entry in std::fs::read_dir(directory).map_err(unwritable)? {
             let entry = entry.map_err(unwritable)?;
             let is_leftover = entry.file_name().to_string_lossy().ends_with(TEMPORARY_SUFFIX);
             if is_leftover && entry.file_type().map_err(unwritable)?.is_dir() {
@@ -106,12 +123,7 @@ impl CheckpointManager {
         }
         // Detects an unwritable directory now, not after an hour of training.
         let probe = directory.join(format!("probe{TEMPORARY_SUFFIX}"));
-        std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe)).map_err(unwritable)?;
-        let evaluations = match options.keep_best {
-            0 => Evaluations::default(),
-            _ => Evaluations::load(&directory, &disk)?,
-        };
-        Ok(Self { directory, disk, options, in_flight: None, cancelled: Arc::default(), evaluations })
+        std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe)).map_err(unwritable)
     }
 
     /// The checkpoints directory.
@@ -143,7 +155,7 @@ impl CheckpointManager {
     pub fn save(&mut self, step: u64, request: SaveRequest) -> Result<Option<SaveReport>> {
         let previous = self.wait_until_finished()?;
         let destination = self.directory.join(step.to_string());
-        if destination.exists() {
+        if locate::is_complete(&destination) {
             return Err(CheckpointError::StepExists { directory: self.directory.clone(), step });
         }
         let SaveRequest { entries, extra_items, json, custom_metadata, commit_gate, fetch_first } = request;
@@ -173,6 +185,7 @@ impl CheckpointManager {
             threads: self.options.threads.max(1),
             format: self.options.format,
             retention: self.retention(),
+            fence: self.fence.clone(),
             cancelled: Arc::clone(&self.cancelled),
             started,
         };
@@ -278,7 +291,7 @@ impl CheckpointManager {
     /// The directory cannot be renamed.
     pub fn set_aside(&self, step: u64) -> Result<PathBuf> {
         let aside = self.directory.join(format!("{step}.damaged"));
-        if aside.exists() {
+        if mt_storage::exists(&aside) {
             self.disk.remove_directory(&aside)?;
         }
         self.disk.rename(&self.directory.join(step.to_string()), &aside)?;
@@ -302,6 +315,7 @@ struct Job {
     threads: usize,
     format: StorageFormat,
     retention: Retention,
+    fence: Fence,
     cancelled: Arc<AtomicBool>,
     started: Instant,
 }
@@ -314,9 +328,14 @@ impl Job {
         custom_metadata: &serde_json::Map<String, serde_json::Value>,
         gate: Option<CommitGate>,
     ) -> Result<SaveReport> {
-        let temporary = self.directory.join(format!("{}{TEMPORARY_SUFFIX}", self.step));
+        // Objects cannot be renamed, so that a step in a store has its name from the start.
+        let is_remote = mt_storage::is_remote(&self.directory);
+        let temporary = match is_remote {
+            true => self.destination.clone(),
+            false => self.directory.join(format!("{}{TEMPORARY_SUFFIX}", self.step)),
+        };
         let commit = || -> Result<u64> {
-            if temporary.exists() {
+            if mt_storage::exists(&temporary) {
                 self.disk.remove_directory(&temporary)?;
             }
             let writer = StepWriter {
@@ -334,12 +353,21 @@ impl Job {
             if self.cancelled.load(Ordering::Relaxed) {
                 return Err(CheckpointError::Cancelled { step: self.step });
             }
-            self.disk.rename(&temporary, &self.destination)?;
+            match is_remote {
+                true => remote::commit(&self.disk, &self.directory, &self.destination, &self.fence)?,
+                false => self.disk.rename(&temporary, &self.destination)?,
+            }
             Ok(written.bytes)
         };
         let bytes = commit().map_err(|error| {
             // The first error is reported. The next run removes leftovers that cannot be removed now.
-            let _ = std::fs::remove_dir_all(&temporary);
+            // A step that another process committed in the meantime is not ours to remove.
+            if !is_remote || !(self.fence)() && !locate::is_complete(&temporary) {
+                let _ = match is_remote {
+                    true => remote::clean_up(&self.disk, &temporary),
+                    false => disk::remove_tree(&temporary),
+                };
+            }
             let has_others = locate::complete_steps(&self.directory).is_ok_and(|steps| steps.len() > 1);
             error.of_save(self.step, has_others && self.retention.max_to_keep != Some(1))
         })?;

@@ -1,6 +1,6 @@
 //! Opening a checkpoint and reading the items beside its arrays.
 
-use std::{fs, io, ops::Deref, path::Path, sync::Arc};
+use std::{io, ops::Deref, path::Path, sync::Arc};
 
 use serde_json::{Map, Value as Json};
 
@@ -13,6 +13,9 @@ use crate::{
     manifest::{MANIFEST_FILE, MANIFEST_MARK},
     metadata::{self, STEP_FILE, STEP_MARK, SUCCESS_FILE, TREE_FILE},
 };
+
+/// Threads that read a checkpoint in an object store.
+const REMOTE_THREADS: usize = 16;
 
 /// An open checkpoint. It dereferences to its state, the arrays of the item `items`.
 #[derive(Debug)]
@@ -102,10 +105,10 @@ impl Checkpoint {
     pub fn item_names(&self) -> Result<Vec<String>> {
         let failed = |source| CheckpointError::io("list", self.state.path(), source);
         let mut names = Vec::new();
-        for entry in fs::read_dir(self.state.path()).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            if entry.path().join(TREE_FILE).is_file() {
-                names.push(entry.file_name().to_string_lossy().into_owned());
+        for entry in mt_storage::list(self.state.path()).map_err(failed)? {
+            if entry.is_directory && mt_storage::is_file(&self.state.path().join(&entry.name).join(TREE_FILE))
+            {
+                names.push(entry.name);
             }
         }
         names.sort_unstable();
@@ -130,14 +133,12 @@ impl Checkpoint {
         let Some(directory) = &self.files.step_directory else { return Ok(Vec::new()) };
         let failed = |source| CheckpointError::io("list", directory, source);
         let mut names = Vec::new();
-        for entry in fs::read_dir(directory).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if entry.path() != self.state.path()
-                && entry.path().is_dir()
-                && !self.json_files(&name)?.is_empty()
+        for entry in mt_storage::list(directory).map_err(failed)? {
+            if directory.join(&entry.name) != self.state.path()
+                && entry.is_directory
+                && !self.json_files(&entry.name)?.is_empty()
             {
-                names.push(name);
+                names.push(entry.name);
             }
         }
         names.sort_unstable();
@@ -153,15 +154,14 @@ impl Checkpoint {
             return Ok(Vec::new());
         };
         let failed = |source| CheckpointError::io("list", &directory, source);
-        let listing = match fs::read_dir(&directory) {
+        let listing = match mt_storage::list(&directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             listing => listing.map_err(failed)?,
         };
         let mut names = Vec::new();
         for entry in listing {
-            let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-            if name.ends_with(".json") {
-                names.push(name);
+            if entry.name.ends_with(".json") {
+                names.push(entry.name);
             }
         }
         names.sort_unstable();
@@ -261,7 +261,11 @@ impl Checkpoint {
         }
         files.check_sizes()?;
         let files = Arc::new(files);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut threads = std::thread::available_parallelism().map_or(1, usize::from);
+        if mt_storage::is_remote(&items) {
+            // Most of the time is spent waiting for answers.
+            threads = threads.max(REMOTE_THREADS);
+        }
         let state = CheckpointItem::open(Arc::clone(&files), items, threads)?;
         Ok(Self { files, custom_metadata, state, skipped: Vec::new() })
     }
@@ -273,7 +277,7 @@ fn load_custom_metadata(files: &StepFiles) -> Result<(Map<String, Json>, Option<
     let Some(step_directory) = &files.step_directory else { return nothing() };
     let path = step_directory.join(STEP_FILE);
     // Orbax itself loads checkpoints that lack this file.
-    if files.manifest.is_none() && !path.exists() {
+    if files.manifest.is_none() && !mt_storage::exists(&path) {
         return nothing();
     }
     let Json::Object(mut custom) = files.json(&path)?["custom_metadata"].take() else {
@@ -290,17 +294,12 @@ fn load_custom_metadata(files: &StepFiles) -> Result<(Map<String, Json>, Option<
 
 /// The step to which a checkpoint of an earlier version of this program was committed.
 fn step_of_success(step_directory: &Path) -> Option<u64> {
-    let text = fs::read_to_string(step_directory.join(SUCCESS_FILE)).ok()?;
+    let text = mt_storage::read_text(&step_directory.join(SUCCESS_FILE)).ok()?;
     Path::new(&text).file_name()?.to_str()?.parse().ok()
 }
 
 fn bytes_below(directory: &Path) -> Result<u64> {
-    let failed = |source| CheckpointError::io("list", directory, source);
-    let mut bytes = 0;
-    for entry in fs::read_dir(directory).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let metadata = entry.metadata().map_err(failed)?;
-        bytes += if metadata.is_dir() { bytes_below(&entry.path())? } else { metadata.len() };
-    }
-    Ok(bytes)
+    let files = mt_storage::files_below(directory);
+    let files = files.map_err(|source| CheckpointError::io("list", directory, source))?;
+    Ok(files.iter().map(|(_, bytes)| bytes).sum())
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -26,11 +26,11 @@ impl Evaluations {
     /// Reads the losses that were recorded before. A record that is damaged is left out: steps are then kept by number.
     pub fn load(directory: &Path, disk: &Disk) -> Result<Self> {
         let partial = partial(directory);
-        if partial.exists() {
+        if mt_storage::exists(&partial) {
             disk.remove_file(&partial)?;
         }
         let path = directory.join(EVALUATIONS);
-        match fs::read(&path) {
+        match mt_storage::read(&path) {
             Ok(contents) => {
                 let losses: BTreeMap<u64, f64> = serde_json::from_slice(&contents).unwrap_or_default();
                 Ok(Self { losses })
@@ -44,8 +44,12 @@ impl Evaluations {
     pub fn save(&self, directory: &Path, disk: &Disk) -> Result<()> {
         let partial = partial(directory);
         let contents = serde_json::to_vec(&self.losses).expect("finite numbers have a text");
-        if partial.exists() {
+        if mt_storage::exists(&partial) {
             disk.remove_file(&partial)?;
+        }
+        if mt_storage::is_remote(directory) {
+            // An object is replaced at once.
+            return disk.write(&directory.join(EVALUATIONS), &[&contents]);
         }
         disk.write(&partial, &[&contents])?;
         disk.rename(&partial, &directory.join(EVALUATIONS))?;
@@ -100,10 +104,7 @@ impl Retention {
                 disk.sync_directory(directory)?;
                 continue;
             }
-            let doomed = directory.join(format!("{step}.delete{TEMPORARY_SUFFIX}"));
-            disk.rename(&path, &doomed)?;
-            disk.sync_directory(directory)?;
-            disk.remove_directory(&doomed)?;
+            remove_step(disk, &path, *step)?;
         }
         Ok(steps)
     }
@@ -113,7 +114,7 @@ impl Retention {
 fn move_aside(disk: &Disk, step_directory: &Path, aside: &Path, step: u64) -> Result<()> {
     disk::create_durably(aside).map_err(|source| CheckpointError::io("create directory", aside, source))?;
     let target = aside.join(step.to_string());
-    if target.exists() {
+    if mt_storage::exists(&target) {
         disk.remove_directory(&target)?;
     }
     match disk.rename(step_directory, &target) {
@@ -124,31 +125,45 @@ fn move_aside(disk: &Disk, step_directory: &Path, aside: &Path, step: u64) -> Re
         }
     }
     let partial = aside.join(format!("{step}{TEMPORARY_SUFFIX}"));
-    if partial.exists() {
-        disk.remove_directory(&partial)?;
+    if mt_storage::is_remote(aside) {
+        copy(disk, step_directory, &target)?;
+    } else {
+        if partial.exists() {
+            disk.remove_directory(&partial)?;
+        }
+        copy(disk, step_directory, &partial)?;
+        disk.rename(&partial, &target)?;
     }
-    copy(disk, step_directory, &partial)?;
-    disk.rename(&partial, &target)?;
     disk.sync_directory(aside)?;
+    remove_step(disk, step_directory, step)
+}
+
+/// Removes a step. On a disk it is renamed first, and in a store the object that completes it is removed first, so that a
+/// step that is removed by half is not read.
+fn remove_step(disk: &Disk, step_directory: &Path, step: u64) -> Result<()> {
+    if mt_storage::is_remote(step_directory) {
+        return disk.remove_directory(step_directory);
+    }
     let doomed = step_directory.with_file_name(format!("{step}.delete{TEMPORARY_SUFFIX}"));
     disk.rename(step_directory, &doomed)?;
+    if let Some(parent) = step_directory.parent() {
+        disk.sync_directory(parent)?;
+    }
     disk.remove_directory(&doomed)
 }
 
 /// Copies a directory, and flushes the copy.
 fn copy(disk: &Disk, from: &Path, to: &Path) -> Result<()> {
     disk.create_directory(to)?;
-    let failed = |source| CheckpointError::io("list", from, source);
-    for entry in fs::read_dir(from).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        if entry.file_type().map_err(failed)?.is_dir() {
-            copy(disk, &source, &target)?;
-        } else {
-            disk.copy_file(&source, &target)?;
+    let files = disk::in_order_of_copying(from);
+    for (file, _) in files.map_err(|source| CheckpointError::io("list", from, source))? {
+        let target = to.join(&file);
+        if let Some(parent) = target.parent().filter(|parent| *parent != to) {
+            disk.create_directory(parent)?;
         }
+        disk.copy_file(&from.join(&file), &target)?;
     }
-    disk.sync_directory(to)
+    disk.sync_directories(to)
 }
 
 #[cfg(test)]

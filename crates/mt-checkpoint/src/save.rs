@@ -177,9 +177,13 @@ impl StepWriter<'_> {
     ) -> Result<Written> {
         let started = nanoseconds();
         let mut files = BTreeMap::new();
-        let temporary_items = self.temporary.join(format!("{STATE_ITEM}{TEMPORARY_SUFFIX}"));
+        let is_remote = mt_storage::is_remote(self.temporary);
+        let temporary_items = match is_remote {
+            true => self.temporary.join(STATE_ITEM),
+            false => self.temporary.join(format!("{STATE_ITEM}{TEMPORARY_SUFFIX}")),
+        };
         self.disk.create_directory(self.temporary)?;
-        let success = format!("Checkpoint commit was successful to {}", self.destination.display());
+        let success = success_text(self.destination);
         for PlannedItem { name, entries } in items {
             let (directory, path) = match name {
                 None => (temporary_items.clone(), STATE_ITEM.to_owned()),
@@ -190,7 +194,9 @@ impl StepWriter<'_> {
             }
         }
         self.disk.sync_directories(&temporary_items)?;
-        self.disk.rename(&temporary_items, &self.temporary.join(STATE_ITEM))?;
+        if !is_remote {
+            self.disk.rename(&temporary_items, &self.temporary.join(STATE_ITEM))?;
+        }
 
         for JsonItem { item, file, contents } in json {
             let directory = self.temporary.join(item);
@@ -209,7 +215,11 @@ impl StepWriter<'_> {
         custom.insert(STEP_MARK.to_owned(), self.step.into());
         let metadata = metadata::step_metadata(started, nanoseconds(), &custom);
         for (name, contents) in [(STEP_FILE, metadata.to_string()), (SUCCESS_FILE, success)] {
-            let record = self.write_file(&self.temporary.join(name), &[contents.as_bytes()])?;
+            let record = match is_remote && name == SUCCESS_FILE {
+                // In a store it completes the step, so that it is written by the commit.
+                true => FileRecord::of(&[contents.as_bytes()]),
+                false => self.write_file(&self.temporary.join(name), &[contents.as_bytes()])?,
+            };
             files.insert(name.to_owned(), record);
         }
         let bytes = files.values().map(|record| record.bytes).sum();
@@ -309,6 +319,11 @@ impl StepWriter<'_> {
             false => Ok(()),
         }
     }
+}
+
+/// The contents of the file that marks a step as complete.
+pub(crate) fn success_text(destination: &Path) -> String {
+    format!("Checkpoint commit was successful to {}", destination.display())
 }
 
 /// The encoded boxes of a chunk and, if it has an index, the index. One box is in memory at a time.

@@ -1,8 +1,7 @@
 //! The keys and values of an item's arrays: files below a directory, or a database.
 
 use std::{
-    fs::{self, File},
-    io::{self, Cursor, Read, Seek, SeekFrom},
+    io::{self, Cursor, Read},
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
@@ -10,8 +9,9 @@ use std::{
 
 use serde_json::Value as Json;
 
+use mt_storage::read_range;
+
 use crate::{
-    disk::read_range,
     error::Result,
     files::StepFiles,
     ocdbt::{Database, Location},
@@ -60,12 +60,12 @@ impl Store {
             }
         };
         let path = directory.join(key);
-        match fs::metadata(&path) {
-            Ok(metadata) if metadata.is_dir() => {
+        match mt_storage::metadata(&path) {
+            Ok(metadata) if metadata.is_directory => {
                 Err(files.failed_read(&path, io::Error::from(io::ErrorKind::IsADirectory)))
             }
             Ok(metadata) => {
-                Ok(Some(Blob { file: path.into(), contents: Contents::InFile(0..metadata.len()) }))
+                Ok(Some(Blob { file: path.into(), contents: Contents::InFile(0..metadata.bytes) }))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(files.failed_read(&path, source)),
@@ -120,9 +120,8 @@ impl Blob {
     pub fn stream(&self, range: Range<u64>) -> io::Result<Box<dyn Read>> {
         match &self.contents {
             Contents::InFile(own) => {
-                let mut file = File::open(&self.file)?;
-                file.seek(SeekFrom::Start(own.start + range.start))?;
-                Ok(Box::new(file.take(range.end - range.start)))
+                let range = own.start + range.start..own.start + range.end;
+                mt_storage::reader(&self.file, range).map(|reader| Box::new(reader) as _)
             }
             Contents::InMemory(_) => self.read(range).map(|bytes| Box::new(Cursor::new(bytes)) as _),
         }

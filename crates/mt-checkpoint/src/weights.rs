@@ -115,6 +115,7 @@ const LFS_POINTER: &[u8] = b"version https://git-lfs";
 
 impl WeightsFile {
     pub fn open(path: &Path) -> Result<Self> {
+        complete_weights(path)?;
         let file = File::open(path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => bad(path, "it is missing", MISSING_HINT),
             _ => CheckpointError::io("open", path, source),
@@ -197,4 +198,12 @@ pub(crate) fn file_names(directory: &Path) -> Result<Vec<String>> {
 /// The error for a tensor name that `path` does not have.
 pub(crate) fn unknown_tensor(path: &Path, name: &str) -> CheckpointError {
     CheckpointError::NoSuchArray { checkpoint: PathBuf::from(path), name: name.to_owned() }
+}
+
+/// Downloads the weights of a directory of which so far only the description is on this machine.
+///
+/// # Errors
+/// They cannot be downloaded.
+pub fn complete_weights(path: &Path) -> Result<()> {
+    mt_storage::complete(path).map_err(|source| CheckpointError::io("download", path, source))
 }

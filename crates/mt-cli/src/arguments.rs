@@ -28,7 +28,7 @@ use distill::{DISTILL, DISTILL_EXAMPLES};
 use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
 pub use preference::{Reward, RewardCommand, RewardScore};
 use rl::{RL, RL_EXAMPLES};
-pub use serve::{BenchCommand, BenchInference, BenchServe, Serve};
+pub use serve::{BenchCheckpoint, BenchCommand, BenchInference, BenchServe, Serve};
 use serve::{CHAT, CHAT_EXAMPLES, SERVE, SERVE_EXAMPLES};
 
 const EXAMPLES: &str = "\
@@ -507,6 +507,9 @@ pub struct Logits {
     /// Compare with logits of the same shape, and print the differences
     #[arg(long, value_name = "GOLDEN.npy")]
     pub compare: Option<PathBuf>,
+    /// Fail if a KL divergence from these is larger, in nats, as MaxText's `--max_kl_div`
+    #[arg(long, value_name = "NATS")]
+    pub max_kl_div: Option<f64>,
     /// Print the comparison as one JSON object
     #[arg(long)]
     pub json: bool,

@@ -16,6 +16,7 @@ mod failure;
 mod generator;
 mod numpy;
 mod progress;
+mod transfers;
 
 use std::process::ExitCode;
 
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
     // safely.
     mt_pjrt::prepare_environment();
     let arguments = Arguments::of_process();
+    transfers::show();
     match failure::without_panics(|| run(arguments)) {
         Ok(code) => code,
         Err(failure) => {

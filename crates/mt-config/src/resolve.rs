@@ -271,6 +271,12 @@ impl Config {
         // Only these may contradict a named model, which they are there to change.
         merge.layer(&of_student);
         merge.device_count(&request.environment);
+        // Values that name files of the hub are read below.
+        if let Some(token) =
+            merge.config.entry("hf_access_token").value.as_str().filter(|text| !text.is_empty())
+        {
+            mt_storage::hub::set_token(Some(token.to_owned()));
+        }
         merge.settle_data(request.command);
         merge.forget_keys_about_layers();
         merge.derive_and_note(request.description.as_ref());

@@ -57,7 +57,7 @@ pub(crate) fn embedded(kind: Embedded, name: &str) -> Option<Vec<Setting>> {
 /// The settings of a file. A missing path that ends in a preset's name means that preset, so that command lines for
 /// MaxText's source tree work: `src/maxtext/configs/base.yml`.
 pub(crate) fn read(path: &Path) -> Result<Vec<Setting>, ConfigError> {
-    match std::fs::read_to_string(path) {
+    match mt_storage::read_text(path) {
         Ok(text) => {
             let shared = Arc::new(path.to_owned());
             parse(&text, path, |line| Origin::File { path: shared.clone(), line })

@@ -125,14 +125,14 @@ fn a_run_that_names_no_data_gets_random_tokens() {
         "requested random tokens"
     );
     for (arguments, expected) in [
-        (&[base, "dataset_path=gs://bucket/data"][..], "cloud storage is not built yet"),
-        (&["dataset_path=gs://bucket/data"], "cloud storage is not built yet"),
+        (&[base, "dataset_path=hdfs://bucket/data"][..], "cloud storage is not built yet"),
+        (&["dataset_path=hdfs://bucket/data"], "cloud storage is not built yet"),
         (&[base, "hf_path=json"], "`dataset_type` is `tfds`"),
         (&["hf_train_files=a.txt"], "`dataset_type=hf`, `dataset_type=grain`"),
         (&["dataset_type=grain"], "`grain_train_files` is `''`"),
         (&["dataset_type=olmo_grain"], "`olmo_index_path` is `''`"),
         (&["dataset_type=olmo_grain", "olmo_index_path=i", "olmo_path_remap_from=a"], "set both, or none"),
-        (&["dataset_type=grain", "grain_train_files=gs://a/b"], "cloud storage is not built yet"),
+        (&["dataset_type=grain", "grain_train_files=hdfs://a/b"], "cloud storage is not built yet"),
         (
             &["dataset_type=grain", "grain_train_files=a", "grain_train_mixture_config_path=b"],
             "leave out one of both",
@@ -153,7 +153,7 @@ fn a_run_that_names_no_data_gets_random_tokens() {
         ),
         (
             &["dataset_type=hf", "hf_path=json", "hf_train_files=a", "train_split=some"],
-            "datasets from the Hugging Face hub are not built yet",
+            "but files have no splits",
         ),
     ] {
         let error = TrainConfig::from_config(&of(arguments)).unwrap_err().to_string();

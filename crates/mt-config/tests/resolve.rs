@@ -397,7 +397,7 @@ fn values_that_do_not_fit_name_each_other() {
         &hf(&[]),
         &["`hf_path` is `''`", "`hf_train_files` is `none`", "`tokenizer_path` is `none`"],
     );
-    check_message(&hf(&["hf_path=allenai/c4"]), &["`allenai/c4`", "hub"]);
+    check_message(&hf(&["hf_path=c4"]), &["`hf_path` is `c4`", "neither a format nor the name of a dataset"]);
     check_message(
         &hf(&["hf_path=text", "hf_train_files=a", "tokenizer_type=byte", "eval_interval=5"]),
         &["`eval_interval` is `5`", "hf_eval_files"],

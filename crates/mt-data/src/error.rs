@@ -248,13 +248,16 @@ impl DataError {
     /// Whether the user's input (files, columns, options) is the cause, rather than the machine at run time.
     pub fn is_user_error(&self) -> bool {
         match self {
-            Self::Io { source, .. } => matches!(
-                source.kind(),
-                io::ErrorKind::NotFound
-                    | io::ErrorKind::PermissionDenied
-                    | io::ErrorKind::IsADirectory
-                    | io::ErrorKind::NotADirectory
-            ),
+            Self::Io { source, .. } => {
+                mt_storage::is_user_error(source)
+                    || matches!(
+                        source.kind(),
+                        io::ErrorKind::NotFound
+                            | io::ErrorKind::PermissionDenied
+                            | io::ErrorKind::IsADirectory
+                            | io::ErrorKind::NotADirectory
+                    )
+            }
             Self::ArrayRecord(error) => error.is_user_error(),
             Self::Spool { .. }
             | Self::Worker { .. }

@@ -1,10 +1,12 @@
-//! Support for the tests of the other crates: pseudorandom numbers, tolerances, reference values, and lists of settings.
+//! Support for the tests of the other crates: pseudorandom numbers, tolerances, reference values, lists of settings, and
+//! servers with the protocols of services.
 //! Only tests, examples and benchmarks depend on it. Programs are compiled and run by `mt_runtime::testing`.
 
 #![forbid(unsafe_code)]
 
 mod golden;
 mod random;
+pub mod servers;
 mod tolerance;
 
 pub use golden::Golden;

@@ -157,7 +157,10 @@ impl TrainError {
             | Self::Generation(_)
             | Self::StateLost
             | Self::NothingToSave => false,
-            Self::Io { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
+            Self::Io { source, .. } => match source.get_ref() {
+                Some(inner) if inner.is::<mt_storage::StorageError>() => mt_storage::is_user_error(source),
+                _ => source.kind() == std::io::ErrorKind::PermissionDenied,
+            },
         }
     }
 

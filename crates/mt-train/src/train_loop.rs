@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mt_checkpoint::{CheckpointError, CheckpointManager};
+use mt_checkpoint::{CheckpointError, CheckpointManager, SourceError};
 use mt_data::{Awaited, Batch, BatchSource, HeldOut, Position, Prefetcher};
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     metrics::{MetricLogger, StepMeasurements, names},
     monitor::{Activity, GoodputSummary, Monitor},
     rollouts::{HostMetric, Sampling},
-    run::{Ending, EvaluationSummary, LocalCheckpoints, Schedule},
+    run::{Ending, EvaluationSummary, LocalCheckpoints, Schedule, Sender},
     signals::StopSignal,
 };
 
@@ -37,6 +37,8 @@ pub(crate) struct Loop {
     pub manager: CheckpointManager,
     /// Checkpoints on local storage, if the run has any.
     pub local: Option<LocalCheckpoints>,
+    /// Sends the run's small files if its directory is in an object store.
+    pub sender: Option<Sender>,
     pub trainer: Trainer,
     /// The replacement of a batch's answers by the student's own.
     pub answering: Option<Answering>,
@@ -170,7 +172,7 @@ impl Loop {
             return Ok(Some(Ending::Completed));
         }
         // Reports the failure of a background save now instead of at the next save.
-        self.manager.poll()?;
+        self.poll(state)?;
         self.poll_local()?;
         if let Some(signal) = self.stop.received() {
             return Ok(Some(Ending::Stopped { signal }));
@@ -221,7 +223,7 @@ impl Loop {
     fn save_if_due(&mut self, state: &mut State, step: u64) -> Result<(), TrainError> {
         let plan = self.trainer.plan.clone();
         let settings = &plan.settings;
-        let is_idle = self.manager.poll()?.is_some() || self.manager.is_idle();
+        let is_idle = self.poll(state)? || self.manager.is_idle();
         if Schedule::saves_after(settings, step, is_idle, state.saved_at.elapsed()) {
             self.finish_steps(state, 0)?;
             if state.health == Health::Finite {
@@ -245,6 +247,35 @@ impl Loop {
             self.save_locally(state)?;
         }
         Ok(())
+    }
+
+    /// Ends a save that is complete. Returns whether there was one.
+    fn poll(&mut self, state: &mut State) -> Result<bool, TrainError> {
+        let polled = self.manager.poll();
+        let ended = self.tolerated(state, polled.map_err(TrainError::from))?;
+        Ok(ended.is_none_or(|report| report.is_some()))
+    }
+
+    /// The result of a save. None if it failed and the run goes on all the same, with a warning.
+    fn tolerated<T>(
+        &self,
+        state: &mut State,
+        result: Result<T, TrainError>,
+    ) -> Result<Option<T>, TrainError> {
+        let stops = self.trainer.plan.settings.saving.stop_on_checkpoint_failure;
+        match result {
+            Err(TrainError::Checkpoint(error)) if !stops && may_pass(&error) => {
+                state.saved = None;
+                events::warn(
+                    &self.observer,
+                    format!(
+                        "{error}\nhint: the run goes on without this checkpoint (`stop_on_checkpoint_failure=false`)"
+                    ),
+                );
+                Ok(None)
+            }
+            result => result.map(Some),
+        }
     }
 
     /// Ends a save on local storage that is complete.
@@ -483,13 +514,33 @@ impl Loop {
     /// Saves the state after step `step`, whose metrics have been recorded and are finite.
     fn save(&mut self, state: &mut State, step: u64) -> Result<(), TrainError> {
         let barrier = self.logger.barrier();
-        let gate = Box::new(move || barrier.flush().map_err(Into::into));
+        let sender = self.sender.clone();
+        let gate = Box::new(move || -> Result<(), SourceError> {
+            barrier.flush()?;
+            Ok(sender.map_or(Ok(()), |sender| sender.send())?)
+        });
         self.monitor.begin_save(step);
         self.monitor.timeline.begin(Activity::Checkpoint);
-        self.trainer.save(&mut self.manager, Some(&state.position), Some(gate))?;
+        let before = self.manager.wait_until_finished().map_err(TrainError::from);
+        self.tolerated(state, before)?;
+        let started = self.trainer.save(&mut self.manager, Some(&state.position), Some(gate));
+        let started = self.tolerated(state, started)?;
         self.monitor.timeline.begin(Activity::Step);
+        if started.is_none() {
+            return Ok(());
+        }
         state.saved = Some(step);
         state.saved_at = Instant::now();
         Ok(())
+    }
+}
+
+/// Whether a save failed because a disk or a store refused to write the checkpoint, or the files that precede it.
+fn may_pass(error: &CheckpointError) -> bool {
+    match error {
+        CheckpointError::Refused { source, .. } => {
+            matches!(source.downcast_ref(), Some(TrainError::Io { .. }))
+        }
+        error => error.is_of_storage(),
     }
 }

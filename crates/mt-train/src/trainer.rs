@@ -180,6 +180,21 @@ impl Trainer {
         position: Option<&Position>,
         gate: Option<CommitGate>,
     ) -> Result<(), TrainError> {
+        let step = self.next_step.checked_sub(1).ok_or(TrainError::NothingToSave)?;
+        self.save_as(manager, step, position, gate)
+    }
+
+    /// As [`Self::save`], as the checkpoint of any step.
+    ///
+    /// # Errors
+    /// An earlier checkpoint could not be written.
+    pub fn save_as(
+        &self,
+        manager: &mut CheckpointManager,
+        step: u64,
+        position: Option<&Position>,
+        gate: Option<CommitGate>,
+    ) -> Result<(), TrainError> {
         // Host memory holds at most one copy of the state.
         manager.wait_until_finished()?;
         let (entries, extra_items) = self.state()?.entries(&self.programs.layout)?;
@@ -206,7 +221,6 @@ impl Trainer {
             // The next step overwrites the state.
             fetch_first: true,
         };
-        let step = self.next_step.checked_sub(1).ok_or(TrainError::NothingToSave)?;
         manager.save(step, request)?;
         Ok(())
     }

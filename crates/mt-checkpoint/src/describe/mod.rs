@@ -87,6 +87,12 @@ impl WeightsSource {
     /// # Errors
     /// The path is none of these, or the checkpoint is unusable: user errors.
     pub fn open(path: &Path) -> Result<Self> {
+        let input = mt_storage::input(path).map_err(|source| CheckpointError::io("read", path, source))?;
+        let path = input.as_path();
+        weights::complete_weights(path)?;
+        if mt_storage::is_remote(path) {
+            return Checkpoint::open_path(path).map(Self::Orbax);
+        }
         if path.is_file() {
             return Self::open_file(path);
         }

@@ -96,7 +96,7 @@ impl GgufWriter {
         bytes.resize(start as usize, 0);
         let end = slots.values().map(|slot| slot.offset + slot.bytes).max().unwrap_or(0);
         let num_bytes = start + end.next_multiple_of(ALIGNMENT);
-        let disk = Disk { hook: disk_hook };
+        let disk = Disk { hook: disk_hook, uploads: None };
         if temporary.exists() {
             // A leftover of an interrupted writer.
             disk.remove_file(&temporary)?;

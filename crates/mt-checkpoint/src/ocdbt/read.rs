@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, btree_map},
-    fs, io,
+    io,
     ops::Range,
     path::{Component, Path, PathBuf},
     sync::Arc,
@@ -12,8 +12,9 @@ use super::{
     MANIFEST_FILE,
     format::{DataFile, Entries, LeafValue, Manifest, Node, Version},
 };
+use mt_storage::read_range;
+
 use crate::{
-    disk::read_range,
     error::{CheckpointError, Result},
     files::StepFiles,
 };
@@ -70,9 +71,9 @@ fn newest_version(files: &StepFiles, directory: &Path) -> Result<(PathBuf, Optio
     }
     let failed = |source| CheckpointError::io("list", directory, source);
     let mut numbered = Vec::new();
-    for entry in fs::read_dir(directory).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name();
-        if let Some(number) = name.to_str().and_then(|name| name.strip_prefix("manifest."))
+    for entry in mt_storage::list(directory).map_err(failed)? {
+        let name = entry.name;
+        if let Some(number) = name.strip_prefix("manifest.")
             && number.len() == 16
             && let Ok(number) = u64::from_str_radix(number, 16)
         {
@@ -173,13 +174,14 @@ impl TreeReader<'_> {
         let size = match self.sizes.get(path) {
             Some(size) => *size,
             None => {
-                let metadata = fs::metadata(path).map_err(|source| self.files.failed_read(path, source))?;
-                if metadata.is_dir() {
+                let metadata =
+                    mt_storage::metadata(path).map_err(|source| self.files.failed_read(path, source))?;
+                if metadata.is_directory {
                     let source = io::Error::from(io::ErrorKind::IsADirectory);
                     return Err(self.files.failed_read(path, source));
                 }
-                self.sizes.insert(Arc::clone(path), metadata.len());
-                metadata.len()
+                self.sizes.insert(Arc::clone(path), metadata.bytes);
+                metadata.bytes
             }
         };
         if range.end <= size {
@@ -207,7 +209,7 @@ mod tests {
     #[test]
     fn databases_of_tensorstore_are_read() {
         let expected: Expected =
-            serde_json::from_slice(&fs::read(goldens().join("expected.json")).unwrap()).unwrap();
+            serde_json::from_slice(&std::fs::read(goldens().join("expected.json")).unwrap()).unwrap();
         assert_eq!(expected.len(), 5);
         for (name, values) in expected {
             let database = open(&goldens().join(&name)).unwrap();

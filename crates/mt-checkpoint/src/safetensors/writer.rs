@@ -93,7 +93,7 @@ impl WeightsWriter {
     /// The directory holds weights that must not be replaced or is not writable (user errors), or a name appears twice.
     pub fn create(directory: &Path, tensors: Vec<TensorSpec>, options: WeightsOptions) -> Result<Self> {
         let unwritable = |source| CheckpointError::preparing(directory, source);
-        let disk = Disk { hook: options.disk_hook };
+        let disk = Disk { hook: options.disk_hook, uploads: None };
         disk::create_durably(directory).map_err(unwritable)?;
         if !options.replace
             && let Some(file) = weights::file_names(directory)?.iter().find(|name| is_weights(name))

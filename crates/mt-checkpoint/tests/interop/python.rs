@@ -26,7 +26,7 @@ pub fn python(environment: &Environment, script: &str, arguments: &[&Path]) -> S
 
 impl Environment {
     /// The environment's directory. It is created once; tests that start together wait for it.
-    fn create(&self) -> PathBuf {
+    pub fn create(&self) -> PathBuf {
         let base = self.base.map(Self::create);
         let root = std::env::temp_dir().join("maxtext-interop");
         std::fs::create_dir_all(&root).unwrap();

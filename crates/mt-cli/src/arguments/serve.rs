@@ -59,6 +59,18 @@ Examples:
   maxtext bench serve --concurrency 1,8,32 --requests 64
   maxtext bench serve --rate 2,4 --prompt-tokens 512 --json";
 
+pub const BENCH_CHECKPOINT: &str = "\
+Saves the first state of a run several times, and reads each checkpoint back
+while checking every byte, as MaxText's standalone checkpointer does.
+
+The state is that of `maxtext train` with the same keys. The checkpoints go to
+the directory of the run, on a disk or in a bucket, which is removed at the end.";
+
+pub const BENCH_CHECKPOINT_EXAMPLES: &str = "\
+Examples:
+  maxtext bench checkpoint base_emb_dim=1024 base_num_decoder_layers=4
+  maxtext bench checkpoint --repeats 5 base_output_directory=s3://bucket/runs";
+
 pub const BENCH_INFERENCE: &str = "\
 Times the engine of `serve` and `decode` on a model, without a server: reading
 prompts of several lengths, the first tokens of several answers to one prompt,
@@ -125,6 +137,22 @@ pub enum BenchCommand {
     /// Time prefill and generation steps of the engine
     #[command(long_about = BENCH_INFERENCE, after_help = BENCH_INFERENCE_EXAMPLES)]
     Inference(BenchInference),
+    /// Time saving and restoring the state of a run, without training
+    #[command(long_about = BENCH_CHECKPOINT, after_help = BENCH_CHECKPOINT_EXAMPLES)]
+    Checkpoint(BenchCheckpoint),
+}
+
+/// The arguments of `maxtext bench checkpoint`.
+#[derive(Debug, Args)]
+pub struct BenchCheckpoint {
+    /// The number of checkpoints
+    #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+    pub repeats: u64,
+    /// Write the results as one JSON list
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub settings: Settings,
 }
 
 /// The arguments of `maxtext bench inference`.

@@ -15,14 +15,16 @@ use std::{
     sync::Arc,
 };
 
-use mt_config::{Config, Request, RewardType, RunGroup, TrainConfig, saved_config_path, tokenizer_directory};
+use mt_config::{Config, Request, RewardType, RunGroup, TrainConfig, tokenizer_directory};
 use mt_data::{Batch, DataError, Tokenizer, Watch, arrays};
 use mt_train::{DataRequest, Event, Observer, RunData};
 use serde_json::json;
 
 use crate::{
     arguments::{DataCommand, DataShow},
-    commands::{decode::with_tokenizer_settings, resolve, train::repository, warn},
+    commands::{
+        decode::with_tokenizer_settings, hub_data::with_files_of_hub, resolve, train::repository, warn,
+    },
     failure::{Failure, print},
     progress::DataProgress,
 };
@@ -113,7 +115,8 @@ impl Opened {
                  hint: name data, such as `dataset_type=hf hf_path=json hf_train_files='data/*.jsonl'`",
             ));
         }
-        let own = settings.run.directory();
+        let own = settings.run.saved_configuration();
+        let own = own.parent().map(Path::to_owned).unwrap_or_default();
         // A run that has begun keeps its tokenizer. Nothing is written to the run, which may be training.
         let has_begun =
             !settings.run.run_name.is_empty() && Tokenizer::is_saved_in(&tokenizer_directory(&own));
@@ -183,11 +186,13 @@ fn decoded(tokenizer: &Tokenizer, ids: &[u32]) -> Result<String, DataError> {
 fn configured(settings: Vec<String>) -> Result<Config, Failure> {
     let request = Request::from_process(settings);
     let given = RunGroup::from_config(&Config::resolve(&request)?)?;
-    let saved = saved_config_path(&given.directory());
-    match !given.run_name.is_empty() && saved.is_file() {
-        true => resolve(&request.over_saved(saved)),
-        false => resolve(&request.with_quick_start()),
-    }
+    let saved = given.saved_configuration();
+    let request = match !given.run_name.is_empty() && saved.is_file() {
+        true => request.over_saved(saved),
+        false => request.with_quick_start(),
+    };
+    let config = resolve(&request)?;
+    Ok(with_files_of_hub(request, config)?.1)
 }
 
 /// A temporary directory for the tokenizer and copies of data, which is removed at the end.

@@ -51,7 +51,39 @@ pub fn run(mut command: Logits) -> Result<(), Failure> {
         )));
     }
     let comparison = Comparison::of(&scores.logits, &golden, &rows);
-    print(&if command.json { comparison.json().to_string() } else { comparison.text() })
+    print(&if command.json { comparison.json().to_string() } else { comparison.text() })?;
+    match command.max_kl_div {
+        // A divergence that is no number is beyond any limit.
+        Some(most) if comparison.max_divergence.partial_cmp(&most).is_none_or(|order| order.is_gt()) => {
+            Err(Failure::run(format!(
+                "the largest KL divergence from `{}` is {:.3e}, more than `--max-kl-div {most}`\nhint: the model differs \
+                 from the one whose logits these are, or computes in another precision (`dtype`, `matmul_precision`)",
+                path.display(),
+                comparison.max_divergence
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reads `--max-kl-div`.
+fn limit(command: &mut Logits) -> Result<(), Failure> {
+    if let Some(given) = command.settings.take_option("--max-kl-div", "NATS")? {
+        let number = given.parse().map_err(|_| {
+            Failure::user(format!(
+                "`--max-kl-div {given}` is no number\nhint: name a divergence in nats, such as `--max-kl-div 0.015`"
+            ))
+        })?;
+        command.max_kl_div = Some(number);
+    }
+    let is_wrong = command.max_kl_div.is_some_and(|most: f64| most.is_nan() || most < 0.0);
+    if is_wrong || (command.max_kl_div.is_some() && command.compare.is_none()) {
+        return Err(Failure::user(
+            "`--max-kl-div` is a number of at least 0 that limits the divergence from golden logits\nhint: name these \
+             with `--compare GOLDEN.npy`",
+        ));
+    }
+    Ok(())
 }
 
 /// Reads the arguments, including options that follow keys.
@@ -68,6 +100,7 @@ pub fn configure(command: &mut Logits) -> Result<(Config, LogitsGroup, LoadConfi
             check_option(option, value_name, &path.to_string_lossy())?;
         }
     }
+    limit(command)?;
     let config = resolve_over_run(command.settings.settings.clone())?;
     warn(&config);
     let group = LogitsGroup::from_config(&config)?;

@@ -10,6 +10,7 @@ pub mod config;
 pub mod data;
 pub mod decode;
 pub mod estimate;
+mod hub_data;
 pub mod logits;
 pub mod plugin;
 pub mod reward;

@@ -120,10 +120,10 @@ impl Exam {
 
 /// The run that a run of this name adapts, if it has begun.
 fn base_of(run: &RunGroup) -> Result<Option<PathBuf>, Failure> {
-    if run.run_name.is_empty() || !has_checkpoints(&run.directory()) {
+    if run.run_name.is_empty() || !has_checkpoints(&run.stored_directory()) {
         return Ok(None);
     }
-    let saved = Config::resolve(&Request::default().over_saved(saved_config_path(&run.directory())))?;
+    let saved = Config::resolve(&Request::default().over_saved(run.saved_configuration()))?;
     let base = saved.entry("load_parameters_path").value.as_str().filter(|path| !path.is_empty());
     Ok(base.map(PathBuf::from))
 }

@@ -15,7 +15,9 @@ use mt_train::{Ending, GoodputSummary, MakeGenerator, TrainOptions, TrainReport,
 
 use crate::{
     arguments::{Decode, Settings},
-    commands::{check_output, decode, resolve, sft::Lesson, warn, warn_of_training},
+    commands::{
+        check_output, decode, hub_data::with_files_of_hub, resolve, sft::Lesson, warn, warn_of_training,
+    },
     console::Console,
     failure::Failure,
     generator::generator,
@@ -166,8 +168,7 @@ fn close(
 
 /// Whether the run has a checkpoint to decode with or to resume from.
 pub fn has_checkpoints(run: &Path) -> bool {
-    let Ok(steps) = run.join("checkpoints").read_dir() else { return false };
-    steps.flatten().any(|step| step.file_name().to_string_lossy().parse::<u64>().is_ok())
+    mt_checkpoint::complete_steps(&run.join("checkpoints")).is_ok_and(|steps| !steps.is_empty())
 }
 
 /// The prompt of the sample at the end of the quick start.
@@ -249,7 +250,9 @@ fn configure(
     arguments: Vec<String>,
     base: Option<&Path>,
 ) -> Result<(Config, bool), Failure> {
-    let config = resolve(&Request::from_process(arguments).with_quick_start().for_command(preset))?;
+    let request = Request::from_process(arguments).with_quick_start().for_command(preset);
+    let config = resolve(&request)?;
+    let (_, config) = with_files_of_hub(request, config)?;
     let config = match base {
         Some(base) => config.with_derived("load_parameters_path", base.to_string_lossy()),
         None => config,
@@ -283,7 +286,7 @@ fn unused_name(name: &str, runs: &Path) -> String {
     let numbered = (2..).map(|number| format!("{name}-{number}"));
     std::iter::once(name.to_owned())
         .chain(numbered)
-        .find(|candidate| !runs.join(candidate).exists())
+        .find(|candidate| !mt_storage::exists(&runs.join(candidate)))
         .expect("there is no end to numbers")
 }
 

@@ -160,6 +160,11 @@ fn options_need_their_values() {
     ] {
         check_wrong(arguments, &["`--compare` has no value", "hint: write `--compare GOLDEN.npy`"]);
     }
+    for wrong in ["-1", "much"] {
+        let arguments = ["logits", "tokens_path=t.json", "--max-kl-div", wrong];
+        check_wrong(&arguments, &["`--max-kl-div", "hint: name"]);
+    }
+    check_wrong(&["logits", "tokens_path=t.json", "--max-kl-div", "0.1"], &["with `--compare GOLDEN.npy`"]);
     check_wrong(&["estimate", "dataset_type=synthetic", "--mfu"], &["`--mfu` has no value"]);
 }
 

@@ -1,4 +1,4 @@
-//! `maxtext bench inference`.
+//! `maxtext bench inference` and `maxtext bench checkpoint`.
 
 use std::fs;
 
@@ -71,4 +71,18 @@ fn the_engine_is_timed() {
     measure(&["inference_metadata_file=missing.json"]).failed(2, &["cannot read `missing.json`"]);
     let nowhere = "inference_microbenchmark_log_file_path=missing/results.json";
     measure(&[nowhere]).failed(2, &["its directory does not exist"]);
+}
+
+#[test]
+fn checkpoints_are_timed_without_training() {
+    let sandbox = Sandbox::new();
+    let keys = ["--json", "--repeats", "2", "base_emb_dim=32", "base_num_decoder_layers=1", "vocab_size=64"];
+    let found = outcome(&mut sandbox.program(&[&["bench", "checkpoint"], &keys[..]].concat())).succeeded();
+    let found: Value = serde_json::from_str(&found.output).unwrap();
+    assert_eq!(found.as_array().map(Vec::len), Some(2));
+    for times in found.as_array().unwrap() {
+        assert!(times["bytes"].as_u64().unwrap() > 10_000, "{times}");
+        assert!(times["saved_seconds"].as_f64() >= times["blocked_seconds"].as_f64(), "{times}");
+    }
+    assert!(!sandbox.path("maxtext_output").join("bench_checkpoint").exists());
 }

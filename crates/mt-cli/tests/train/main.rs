@@ -32,6 +32,7 @@ mod server;
 mod sft;
 mod stacks;
 mod stop;
+mod storage;
 mod stored_logits;
 mod support;
 mod training_engine;

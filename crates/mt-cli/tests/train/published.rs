@@ -254,6 +254,15 @@ fn a_published_model_is_tuned() {
     maxtext(&sandbox, &back).succeeded();
     let of = |name| fs::read(sandbox.path(name)).unwrap();
     assert_eq!(of("run.npy"), of("back.npy"));
+    // A limit of the divergence decides about the exit status.
+    let compare = |limit: &str, dtype: &str| {
+        let options = ["--compare", "run.npy", "--max-kl-div", limit];
+        let dtype = format!("dtype={dtype}");
+        maxtext(&sandbox, &[&back[..4], &[dtype.as_str()], &options[..]].concat())
+    };
+    assert!(compare("1e-9", "float32").succeeded().output.contains("KL divergence, largest"));
+    let beyond = compare("0", "bfloat16");
+    assert!(beyond.status == 1 && beyond.errors.contains("more than `--max-kl-div 0`"), "{}", beyond.errors);
 }
 
 /// The encoder reads a source for each row of tokens.

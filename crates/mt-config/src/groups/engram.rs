@@ -53,12 +53,17 @@ impl KeptNumbers {
             path("base_output_directory").unwrap_or_else(|| PathBuf::from("maxtext_output")).join(name)
         });
         let has_checkpoints = |run: &PathBuf| {
-            run.join("checkpoints").read_dir().is_ok_and(|mut entries| entries.next().is_some())
+            mt_storage::list(&run.join("checkpoints")).is_ok_and(|entries| !entries.is_empty())
         };
-        let run = [own.filter(has_checkpoints), loaded]
-            .into_iter()
-            .flatten()
-            .find(|run| token_numbers_path(run).is_file())?;
+        let has_memories =
+            config.entry("engram_layers").value.as_array().is_some_and(|layers| !layers.is_empty());
+        // A store is asked for runs that keep such numbers alone.
+        let own = own.filter(|run| has_memories || !mt_storage::is_remote(run)).filter(has_checkpoints);
+        let own = own.map(|run| match mt_storage::is_remote(&run) {
+            true => run_directory_of(&run).unwrap_or(run),
+            false => run,
+        });
+        let run = [own, loaded].into_iter().flatten().find(|run| token_numbers_path(run).is_file())?;
         let is_named = |key| is_set_for(config, key, &run);
         let is_tokenizer_named = is_named("tokenizer_path") || is_named("tokenizer_type");
         Some(Self { path: token_numbers_path(&run), is_tokenizer_named })

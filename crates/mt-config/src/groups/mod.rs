@@ -14,6 +14,7 @@ mod distillation;
 mod encoder;
 mod engram;
 mod experts;
+mod hub;
 mod lora;
 mod mamba;
 mod model;
@@ -32,7 +33,7 @@ mod serve;
 mod space;
 mod whole;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use mt_shape::{DType, LogicalAxis, LogicalRules};
 use serde_json::{Map, Value};
@@ -67,6 +68,7 @@ pub use distillation::{Annealed, DistillationGroup, Teacher};
 pub use encoder::EncoderGroup;
 pub use engram::{EngramGroup, KeptNumbers};
 pub use experts::ExpertsGroup;
+pub use hub::HubGroup;
 pub use lora::LoraGroup;
 pub use mamba::MambaGroup;
 pub(crate) use model::Scales;
@@ -86,7 +88,7 @@ pub use run::{
 };
 pub use saving::{SavePeriod, SavingGroup};
 pub use serve::ServeGroup;
-pub use space::{OptimizerSpace, is_published_model};
+pub use space::{OptimizerSpace, is_gemma_of_kaggle, is_published_model};
 pub use whole::{DecodeConfig, LoadConfig, TrainConfig};
 
 /// Every group with its keys and the commands that receive it.
@@ -115,6 +117,7 @@ pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[
     ("RolloutGroup", RolloutGroup::KEYS, "train"),
     ("DistillationGroup", DistillationGroup::KEYS, "train"),
     ("DataGroup", DataGroup::KEYS, "train and tokenizer train"),
+    ("HubGroup", HubGroup::KEYS, "train"),
     ("TokenizerGroup", TokenizerGroup::KEYS, "train and decode"),
     ("CheckpointGroup", CheckpointGroup::KEYS, "train and decode"),
     ("SavingGroup", SavingGroup::KEYS, "train"),
@@ -202,6 +205,23 @@ pub(crate) fn read<T: FromValue>(config: &Config, name: &str, problems: &mut Vec
     // An irrelevant key cannot request a missing feature.
     let matters = config.matters(entry);
     let missing = || entry.key.missing_feature(&entry.value).or_else(|| T::missing(&entry.value));
+    let is_misplaced = WRITTEN.contains(&name)
+        && entry.value.as_str().is_some_and(|path| {
+            is_supported(path) && (!STORED.contains(&name) || mt_storage::is_hub(Path::new(path)))
+        });
+    if is_misplaced && matters {
+        if config.is_news(entry) {
+            report(
+                problems,
+                Problem::inconsistent(
+                    format!("{}, but this is written on a disk of this machine", config.stated(name)),
+                    "name a path of this machine; files of a run follow `base_output_directory`, which may be in a \
+                     bucket",
+                ),
+            );
+        }
+        return None;
+    }
     if let Some(feature) = matters.then(missing).flatten() {
         if config.is_news(entry) {
             report(problems, not_built(entry, feature));
@@ -211,6 +231,19 @@ pub(crate) fn read<T: FromValue>(config: &Config, name: &str, problems: &mut Vec
     // Values equivalent to the default are read as the default, and so are unbuilt values of irrelevant keys.
     let default = entry.key.default.value();
     let value = if entry.key.asks(&entry.value) { &entry.value } else { &default };
+    let copy = match matters.then(|| copy_of_input(name, value)).flatten().transpose() {
+        Ok(copy) => copy,
+        Err(error) => {
+            let text = error.to_string();
+            let (reason, hint) = text.split_once("\nhint: ").unwrap_or((text.as_str(), "check the path"));
+            problems.push(Problem::inconsistent(
+                format!("{}, which cannot be read: {reason}", config.stated(name)),
+                hint,
+            ));
+            return None;
+        }
+    };
+    let value = copy.as_ref().unwrap_or(value);
     let read = T::from_value(value).or_else(|| if matters { None } else { T::from_value(&default) });
     if read.is_none() {
         problems.push(Problem::OutOfBounds {
@@ -283,7 +316,10 @@ impl FromValue for PathBuf {
     }
 
     fn missing(value: &Value) -> Option<&'static str> {
-        value.as_str().filter(|text| is_in_cloud(text)).map(|_| features::CLOUD_STORAGE)
+        value
+            .as_str()
+            .filter(|text| is_in_cloud(text) && !is_supported(text))
+            .map(|_| features::CLOUD_STORAGE)
     }
 }
 
@@ -324,6 +360,58 @@ impl FromValue for LogicalRules {
 pub(crate) fn is_in_cloud(path: &str) -> bool {
     let scheme = path.trim_start().split_once("://").map(|(scheme, _)| scheme);
     scheme.is_some_and(|scheme| !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric()))
+}
+
+/// Whether a URL is one of a service that this program reads.
+pub(crate) fn is_supported(path: &str) -> bool {
+    let path = Path::new(path.trim_start());
+    mt_storage::is_remote(path) || mt_storage::is_hub(path)
+}
+
+/// Keys with paths that are written, or that have to be on a disk of this machine.
+const WRITTEN: &[&str] = &[
+    "base_output_directory",
+    "checkpoint_todelete_full_path",
+    "compiled_trainstep_file",
+    "dump_hlo_local_dir",
+    "inference_microbenchmark_log_file_path",
+    "jax_cache_dir",
+    "local_checkpoint_directory",
+    "logits_path",
+    "metrics_file",
+    "pjrt_plugin_path",
+];
+/// Those of them that may be in an object store.
+const STORED: &[&str] = &["base_output_directory", "checkpoint_todelete_full_path"];
+
+/// Keys that name files and models which may be remote and are read as copies on this machine. Data and checkpoints are
+/// found by the code that opens them.
+const INPUTS: &[&str] = &[
+    "chat_template_path",
+    "dataset_processor_path",
+    "grain_train_mixture_config_path",
+    "hf_model_path",
+    "inference_metadata_file",
+    "load_parameters_path",
+    "lora_restore_path",
+    "offline_data_dir",
+    "olmo_index_path",
+    "prompts_file",
+    "reference_path",
+    "rollouts_path",
+    "source_tokens_path",
+    "speculative_model",
+    "tokenizer_path",
+    "tokens_path",
+];
+
+/// The path of the copy of a remote input. `None` if the value is no such path.
+fn copy_of_input(name: &str, value: &Value) -> Option<std::io::Result<Value>> {
+    let path = Path::new(value.as_str().filter(|text| is_supported(text))?);
+    if !INPUTS.contains(&name) {
+        return None;
+    }
+    Some(mt_storage::input(path).map(|copy| copy.to_string_lossy().into()))
 }
 
 /// The path with a leading `~` replaced by the home directory.

@@ -86,14 +86,19 @@ impl RunGroup {
         self.base_output_directory.clone().unwrap_or_else(|| PathBuf::from("maxtext_output"))
     }
 
-    /// The run's own directory.
+    /// The run's own directory on this machine. That of a run in an object store holds what it is about to send there.
     pub fn directory(&self) -> PathBuf {
+        mt_storage::mirror_of(&self.stored_directory())
+    }
+
+    /// The run's own directory, on a disk or in an object store.
+    pub fn stored_directory(&self) -> PathBuf {
         self.output_directory().join(&self.run_name)
     }
 
-    /// The directory of the run's checkpoints.
+    /// The directory of the run's checkpoints, on a disk or in an object store.
     pub fn checkpoint_directory(&self) -> PathBuf {
-        self.directory().join("checkpoints")
+        self.stored_directory().join("checkpoints")
     }
 
     /// The directory of TensorBoard events.
@@ -114,6 +119,13 @@ impl RunGroup {
     /// The file of the stacks of all threads.
     pub fn stacks_path(&self) -> PathBuf {
         self.directory().join("stacks.txt")
+    }
+
+    /// The file of the configuration that the run was saved with; of a run in an object store, a copy of it.
+    pub fn saved_configuration(&self) -> PathBuf {
+        let stored = self.stored_directory();
+        let copy = mt_storage::is_remote(&stored).then(|| mt_storage::run_of(&stored)).flatten();
+        saved_config_path(&copy.unwrap_or(stored))
     }
 
     /// The file of the resolved configuration.
@@ -138,8 +150,12 @@ pub fn saved_config_path(run_directory: &Path) -> PathBuf {
 }
 
 /// The run that a path belongs to: the path itself, or the nearest ancestor with a saved configuration. A run, its
-/// `checkpoints` directory, a step and an item of that step all lead to the run.
+/// `checkpoints` directory, a step and an item of that step all lead to the run. Of a run in an object store, this is a
+/// directory of this machine with copies of its small files.
 pub fn run_directory_of(path: &Path) -> Option<PathBuf> {
+    if mt_storage::is_remote(path) {
+        return mt_storage::run_of(path);
+    }
     let absolute = std::path::absolute(path).ok()?;
     absolute.ancestors().take(4).find(|directory| saved_config_path(directory).is_file()).map(Path::to_owned)
 }

@@ -13,6 +13,7 @@ group! {
     pub struct SavingGroup {
         enable_continuous_checkpointing: bool,
         preemption_deadline_seconds: u64,
+        stop_on_checkpoint_failure: bool,
         checkpoint_keep_period: Option<u64>,
         checkpoint_keep_best: usize,
         checkpoint_todelete_subdir: Option<String>,

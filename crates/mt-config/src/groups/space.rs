@@ -51,8 +51,11 @@ impl OptimizerSpace {
             return Self::Published;
         }
         let run = RunGroup::from_config(config).ok().filter(|run| !run.run_name.is_empty());
+        // A store is not asked each time that values are resolved: a run that is resumed by its own keys has its own space,
+        // and one that is not is refused, because the saved configuration differs.
+        let run = run.filter(|run| !mt_storage::is_remote(&run.stored_directory()));
         let resumed = run.filter(|run| has_checkpoints(&run.checkpoint_directory()));
-        if let Some(space) = resumed.and_then(|run| Self::of_saved_file(&run.config_path())) {
+        if let Some(space) = resumed.and_then(|run| Self::of_saved_file(&run.saved_configuration())) {
             return space;
         }
         let Ok(checkpoint) = CheckpointGroup::from_config(config) else { return Self::MaxText };
@@ -83,18 +86,26 @@ impl OptimizerSpace {
 
 /// Whether a directory contains checkpoints, which are directories named by their step.
 fn has_checkpoints(directory: &Path) -> bool {
-    let Ok(entries) = directory.read_dir() else { return false };
+    let Ok(entries) = mt_storage::list(directory) else { return false };
     let is_step = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
-    entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_step))
+    entries.iter().any(|entry| is_step(&entry.name))
 }
 
-/// Whether a path is a published model's directory: one in Hugging Face's format, or one in Llama's original format,
-/// but not a run.
+/// Whether a path is a published model's directory: one in Hugging Face's format, in Llama's original format or in that of
+/// Gemma on Kaggle, but not a run.
 pub fn is_published_model(path: &Path) -> bool {
     let has = |name: &str| path.join(name).is_file();
     // A directory with weights alone counts, too, so that the error names the missing file.
     let is_hugging_face =
         has("config.json") || has("model.safetensors") || has("model.safetensors.index.json");
     let is_first_format = has("params.json") && has("consolidated.00.pth");
-    (is_hugging_face || is_first_format) && !has("config.yml")
+    (is_hugging_face || is_first_format || is_gemma_of_kaggle(path)) && !has("config.yml")
+}
+
+/// Whether a path is a directory with a Gemma in the layout of Kaggle: a checkpoint of Orbax with the parameters of
+/// Google's own library.
+pub fn is_gemma_of_kaggle(path: &Path) -> bool {
+    let Ok(tree) = std::fs::read_to_string(path.join("_METADATA")) else { return false };
+    // MaxText's own tree has neither of these keys.
+    tree.contains("input_embedding") && tree.contains("attn_vec_einsum")
 }

@@ -6,9 +6,9 @@ use mt_shape::Topology;
 
 use super::{
     AheadGroup, AttentionType, BroughtTokenizer, CheckpointGroup, ContextGroup, DataGroup, DatasetType,
-    DebugGroup, DecodeGroup, DistillationGroup, ModelGroup, MonitorGroup, ObjectiveGroup, OptimizerGroup,
-    PlacementGroup, PreferenceGroup, RewardGroup, RlGroup, RolloutGroup, RunGroup, SavingGroup, ServeGroup,
-    TokenizerGroup, TokenizerType,
+    DebugGroup, DecodeGroup, DistillationGroup, HubGroup, ModelGroup, MonitorGroup, ObjectiveGroup,
+    OptimizerGroup, PlacementGroup, PreferenceGroup, RewardGroup, RlGroup, RolloutGroup, RunGroup,
+    SavingGroup, ServeGroup, TokenizerGroup, TokenizerType,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -61,6 +61,7 @@ command! {
         pub rollouts: RolloutGroup,
         pub distillation: DistillationGroup,
         pub data: DataGroup,
+        pub hub: HubGroup,
         pub tokenizer: TokenizerGroup,
         pub checkpoint: CheckpointGroup,
         pub saving: SavingGroup,

@@ -56,6 +56,16 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("checkpoint")
             .run_level()
             .own(),
+            Key::boolean(
+                "stop_on_checkpoint_failure",
+                true,
+                "End the run when a checkpoint cannot be written, such as when a disk is full, a server cannot be \
+                 reached or credentials expire; otherwise the run warns, goes on, and tries again when the next one \
+                 is due. The last checkpoint of a run must be written in any case.",
+            )
+            .acts_on("checkpoint")
+            .run_level()
+            .own(),
             Key::boolean("save_checkpoint_on_completion", true, "Save a checkpoint after the last step.")
                 .acts_on("checkpoint")
                 .run_level(),
@@ -109,7 +119,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Let one replica read a checkpoint and send it to the others.",
             )
-            .refused(features::RESTORING_ON_ONE_REPLICA)
+            .no_effect_here("a process reads each shard once, whatever the number of replicas, and copies it to all of them")
             .acts_on("checkpoint")
             .may_change(),
             Key::boolean(

@@ -236,7 +236,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "",
                 "Format of the files: `text`, `json` (one object a line), `parquet`, `arrayrecord` or `tfrecord`; or `repository`, the \
                  documentation and source code of a repository, with some files held out for evaluation; or \
-                 `instructions`, conversations that the program generates. If `hf_train_files` replaces the dataset of \
+                 `instructions`, conversations that the program generates; or a dataset of the Hugging Face hub, \
+                 `owner/name` or `owner/name@revision`. If `hf_train_files` replaces the dataset of \
                  a preset, the names of the files tell the format.",
             )
             .only_with("dataset_type", &["hf"])
@@ -244,7 +245,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::optional_text(
                 "hf_train_files",
                 "Training files: a path or a pattern such as `data/*.parquet`, or several separated by \
-                 commas.",
+                 commas. They may be in a bucket, such as `s3://bucket/data/*.parquet`, or in a dataset of the \
+                 Hugging Face hub, such as `hf://datasets/owner/name/*.parquet`; beside `hf_path=owner/name` they are \
+                 paths in that dataset.",
             )
             .neutral(&[Literal::Text("")])
             .only_with("dataset_type", &["hf"])
@@ -260,21 +263,23 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .acts_on("data")
             .own(),
-            Key::optional_text("hf_name", "Configuration of a dataset of the Hugging Face hub.")
+            Key::optional_text(
+                "hf_name",
+                "Configuration of a dataset of the Hugging Face hub: files in a directory of this name, or whose names begin with it.",
+            )
                 .neutral(&[Literal::Text("")])
-                .refused(features::HUB_DATASETS)
                 .acts_on("data"),
             Key::optional_text("hf_data_dir", "Directory in a dataset of the Hugging Face hub.")
                 .neutral(&[Literal::Text("")])
-                .refused(features::HUB_DATASETS)
                 .acts_on("data"),
             Key::optional_text("hf_eval_split", "Split of a dataset of the Hugging Face hub to evaluate on.")
                 .neutral(&[Literal::Text("")])
-                .refused(features::HUB_DATASETS)
                 .acts_on("evaluation"),
-            Key::optional_text("hf_access_token", "Token for private repositories of the Hugging Face hub.")
+            Key::optional_text(
+                "hf_access_token",
+                "Token for private and gated repositories of the Hugging Face hub; by default that of `HF_TOKEN` or of `hf auth login`.",
+            )
                 .neutral(&[Literal::Text("")])
-                .refused(features::HUB_DATASETS)
                 .acts_on("data")
                 .may_change()
                 .secret(),

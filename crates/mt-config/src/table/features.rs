@@ -17,7 +17,6 @@ pub(crate) const ELASTIC_TRAINING: &str = "elastic training";
 pub(crate) const EXCHANGE_OF_HEADS: &str = "attention that exchanges heads between devices";
 pub(crate) const EXPERT_PARALLELISM: &str = "further options of expert parallelism";
 pub(crate) const HOSTS_WITHOUT_DATA: &str = "hosts that read no data of their own";
-pub(crate) const HUB_DATASETS: &str = "datasets from the Hugging Face hub";
 pub(crate) const LIMITS_OF_ROLLOUTS: &str = "limits of the engine for rollouts";
 pub(crate) const MASKED_ANSWERS: &str = "block diffusion of answers only";
 pub(crate) const MEMORY_ESTIMATES: &str = "memory estimates";
@@ -32,7 +31,6 @@ pub(crate) const QUANTIZATION: &str = "quantization";
 pub(crate) const QUANTIZED_CACHE: &str = "a quantized cache";
 pub(crate) const QUANTIZED_CHECKPOINTS: &str = "quantized checkpoints";
 pub(crate) const QUANTIZED_DRAWN_BASES: &str = "a quantized base of random weights";
-pub(crate) const RESTORING_ON_ONE_REPLICA: &str = "restoring on one replica";
 pub(crate) const REWARDS_IN_PYTHON: &str = "reward functions in Python modules";
 pub(crate) const RING_ATTENTION: &str = "ring attention";
 pub(crate) const ROLLOUTS_BESIDE_TRAINING: &str = "rollouts beside training";
@@ -56,10 +54,9 @@ const INSTEAD: &[(&str, &str)] = &[
         BATCHES_OF_PROMPTS,
         "use `steps` for the number of batches, `eval_steps` for those of evaluations, and `gradient_accumulation_steps` for micro-batches",
     ),
-    (CLOUD_STORAGE, "use a path of this machine, to which a bucket may be mounted"),
     (
-        HUB_DATASETS,
-        "download the files and use `hf_path=parquet hf_train_files='data/*.parquet'`, or `text` or `json`",
+        CLOUD_STORAGE,
+        "use `gs://`, `s3://` or `az://`, or a path of this machine, to which another service may be mounted",
     ),
     (
         PAGED_ATTENTION,

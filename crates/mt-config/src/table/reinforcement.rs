@@ -390,7 +390,6 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Configuration of the dataset on the Hugging Face hub, such as `main`.",
             )
             .neutral(&[Literal::Text("")])
-            .refused(features::HUB_DATASETS)
             .acts_on("data"),
             Key::integer(
                 "eval_batch_size",

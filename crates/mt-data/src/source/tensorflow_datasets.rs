@@ -53,15 +53,17 @@ fn wrong(path: &Path, reason: String) -> DataError {
 /// The directory of a dataset `name/config:version` below `root`, or `root` itself if it is one. Without a version, the
 /// newest one.
 fn directory(root: &Path, name: &str) -> Result<PathBuf> {
-    if root.join(INFO).is_file() {
-        return Ok(root.to_owned());
+    let copy = |path: PathBuf| mt_storage::local(&path).map_err(DataError::io("read", path));
+    if mt_storage::is_file(&root.join(INFO)) {
+        return copy(root.to_owned());
     }
     let (path, version) = name.split_once(':').map_or((name, None), |(path, version)| (path, Some(version)));
     let base = root.join(path);
     let parts = |name: &str| -> Option<Vec<u64>> { name.split('.').map(|part| part.parse().ok()).collect() };
-    let entries = std::fs::read_dir(&base).map(|entries| {
-        let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-        let mut versions: Vec<String> = names.filter(|name| base.join(name).join(INFO).is_file()).collect();
+    let entries = mt_storage::list(&base).map(|entries| {
+        let names = entries.into_iter().map(|entry| entry.name);
+        let mut versions: Vec<String> =
+            names.filter(|name| mt_storage::is_file(&base.join(name).join(INFO))).collect();
         versions.sort_by_key(|name| parts(name));
         versions
     });
@@ -70,9 +72,9 @@ fn directory(root: &Path, name: &str) -> Result<PathBuf> {
         Some(version) => versions.iter().find(|name| *name == version),
         None => versions.last(),
     };
-    chosen.map(|name| base.join(name)).ok_or_else(|| {
+    let chosen = chosen.map(|name| base.join(name)).ok_or_else(|| {
         let found = match versions.as_slice() {
-            [] if base.is_dir() => format!("`{}` holds no version of a dataset", base.display()),
+            [] if mt_storage::is_directory(&base) => format!("`{}` holds no version of a dataset", base.display()),
             [] => format!("there is no directory `{}`", base.display()),
             some => format!("`{}` holds the versions {}", base.display(), files::quoted(some)),
         };
@@ -81,7 +83,8 @@ fn directory(root: &Path, name: &str) -> Result<PathBuf> {
              wrote, and `dataset_name` to a name such as `c4/en:3.0.1`",
             root.display()
         ))
-    })
+    })?;
+    copy(chosen)
 }
 
 /// The shards of a split, where `column` is a feature that the dataset has.

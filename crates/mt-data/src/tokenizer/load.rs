@@ -78,8 +78,25 @@ impl TokenizerKind {
     }
 }
 
+/// A copy of the tokenizer that a name of the Hugging Face hub names, as in MaxText: `owner/name` with
+/// `tokenizer_type=huggingface`, unless it is a path of this machine. `None` for other paths.
+fn of_hub(path: &Path, asked: Option<TokenizerKind>) -> Result<Option<PathBuf>> {
+    let is_asked = asked == Some(TokenizerKind::HuggingFace);
+    let Some(name) = path.to_str().filter(|name| is_asked && mt_storage::hub::is_name(name)) else {
+        return Ok(None);
+    };
+    let copy = mt_storage::input(Path::new(&format!("hf://{name}")));
+    copy.map(Some).map_err(|source| DataError::Io {
+        action: "download the tokenizer",
+        path: path.into(),
+        source,
+    })
+}
+
 /// The file of the tokenizer at `path`, its content and its kind.
 pub(super) fn find(path: &Path, asked: Option<TokenizerKind>) -> Result<(PathBuf, Vec<u8>, TokenizerKind)> {
+    let copy = of_hub(path, asked)?;
+    let path = copy.as_deref().unwrap_or(path);
     let is_directory = path.is_dir();
     let file = if is_directory {
         let names = match asked {

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{
     consolidated, eagle,
     fields::{self, Field},
+    kaggle,
     quantized::Quantization,
     rope,
     source::has_tied_head,
@@ -27,6 +28,9 @@ pub(super) const LAYER: &str = "transformer_layer_config";
 
 /// The path of the file that describes a directory's model.
 pub fn description_path(directory: &Path) -> PathBuf {
+    if kaggle::is_at(directory) {
+        return directory.join(kaggle::TREE_FILE);
+    }
     directory.join(if consolidated::is_at(directory) { consolidated::PARAMS_FILE } else { FILE })
 }
 
@@ -127,6 +131,9 @@ impl HuggingFaceConfig {
     /// As [`Self::read`], without looking for values in a nested object.
     pub(super) fn read_whole(directory: &Path) -> Result<Self, ModelError> {
         let path = description_path(directory);
+        if path.ends_with(kaggle::TREE_FILE) {
+            return Ok(Self { path, ..Self::of_values(kaggle::config_values(directory)?) });
+        }
         if path.ends_with(consolidated::PARAMS_FILE) {
             let values = consolidated::config_values(directory)?;
             return Ok(Self { path, ..Self::of_values(values) });

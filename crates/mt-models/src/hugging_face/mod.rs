@@ -5,6 +5,7 @@ mod consolidated;
 mod eagle;
 mod exported;
 pub(crate) mod fields;
+mod kaggle;
 mod peft;
 mod quantized;
 pub(crate) mod rope;

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, path::Path};
 
-use mt_checkpoint::TorchFile;
+use mt_checkpoint::{TorchFile, complete_weights};
 use mt_shape::{DType, HostArray};
 
 use serde_json::Value;
@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{
     Settings,
     consolidated::{self, ConsolidatedWeights},
+    kaggle::{self, KaggleWeights},
     quantized::PublishedTensors,
 };
 use crate::StateError;
@@ -19,6 +20,7 @@ use crate::StateError;
 pub(super) enum TensorSource {
     Safetensors(PublishedTensors),
     Consolidated(ConsolidatedWeights),
+    Kaggle(KaggleWeights),
     /// The one file of older models.
     Torch(TorchFile),
 }
@@ -56,6 +58,14 @@ pub fn read_tensor(path: &Path, name: &str) -> Result<HostArray, StateError> {
 /// cannot be read, which loading reports.
 pub fn num_prediction_modules(path: &Path, settings: &Settings) -> usize {
     let Some(num_layers) = settings.get("base_num_decoder_layers").and_then(Value::as_u64) else { return 0 };
+    // Other families have none, so that their weights need not be downloaded for an answer.
+    let is_deepseek = settings
+        .get("decoder_block")
+        .and_then(Value::as_str)
+        .is_some_and(|block| block.starts_with("deepseek"));
+    if !is_deepseek && mt_storage::is_incomplete(path) {
+        return 0;
+    }
     let Ok(source) = TensorSource::open(path) else { return 0 };
     let is_projection = |name: &&str| {
         let number = |start, end| name.strip_prefix(start)?.strip_suffix(end)?.parse::<u64>().ok();
@@ -78,8 +88,12 @@ pub(super) fn has_tied_head(path: &Path) -> Option<bool> {
 
 impl TensorSource {
     pub fn open(path: &Path) -> Result<Self, StateError> {
+        complete_weights(path)?;
         if consolidated::is_at(path) {
             return ConsolidatedWeights::open(path).map(Self::Consolidated);
+        }
+        if kaggle::is_at(path) {
+            return KaggleWeights::open(path).map(Self::Kaggle);
         }
         let torch = path.join(TORCH_FILE);
         let has_safetensors = ["model.safetensors", "model.safetensors.index.json"];
@@ -94,6 +108,7 @@ impl TensorSource {
         match self {
             Self::Safetensors(_) | Self::Torch(_) => prefixed(name).collect(),
             Self::Consolidated(_) => vec![consolidated::own_name(name).unwrap_or_else(|| name.to_owned())],
+            Self::Kaggle(_) => vec![name.to_owned()],
         }
     }
 
@@ -102,6 +117,7 @@ impl TensorSource {
         match self {
             Self::Safetensors(tensors) => tensors.names().collect(),
             Self::Consolidated(weights) => weights.names().collect(),
+            Self::Kaggle(weights) => weights.names().collect(),
             Self::Torch(file) => file.tensors().iter().map(|tensor| tensor.name.as_str()).collect(),
         }
     }
@@ -111,6 +127,7 @@ impl TensorSource {
         match self {
             Self::Safetensors(tensors) => tensors.dims(name),
             Self::Consolidated(weights) => weights.dims(name),
+            Self::Kaggle(weights) => weights.dims(name),
             Self::Torch(file) => file.tensor(name).map(|tensor| tensor.dims.clone()),
         }
     }
@@ -121,6 +138,10 @@ impl TensorSource {
             Self::Safetensors(tensors) => tensors.dtype(name)?,
             Self::Torch(file) => file.tensor(name)?.dtype.clone(),
             Self::Consolidated(_) => return None,
+            Self::Kaggle(weights) => {
+                let dtype = weights.dtype(name)?;
+                return (!dtype.is_float()).then(|| dtype.to_string());
+            }
         };
         (!dtype.known().is_some_and(DType::is_float)).then(|| dtype.to_string())
     }
@@ -129,7 +150,7 @@ impl TensorSource {
     pub fn is_transposed(&self, name: &str) -> bool {
         match self {
             Self::Safetensors(tensors) => tensors.is_transposed(name),
-            Self::Consolidated(_) | Self::Torch(_) => false,
+            Self::Consolidated(_) | Self::Kaggle(_) | Self::Torch(_) => false,
         }
     }
 
@@ -138,7 +159,7 @@ impl TensorSource {
     pub fn plain_type(&self, name: &str) -> Option<DType> {
         match self {
             Self::Safetensors(tensors) => tensors.dtype(name)?.known(),
-            Self::Consolidated(_) | Self::Torch(_) => None,
+            Self::Consolidated(_) | Self::Kaggle(_) | Self::Torch(_) => None,
         }
     }
 
@@ -152,7 +173,7 @@ impl TensorSource {
     ) -> Result<(), StateError> {
         match self {
             Self::Safetensors(tensors) => tensors.read_elements_into(name, elements, buffer, bytes),
-            Self::Consolidated(_) | Self::Torch(_) => {
+            Self::Consolidated(_) | Self::Kaggle(_) | Self::Torch(_) => {
                 let whole = self.read(name)?;
                 let size = whole.dtype().byte_size();
                 bytes.copy_from_slice(&whole.bytes()[elements.start * size..elements.end * size]);
@@ -166,6 +187,7 @@ impl TensorSource {
         match self {
             Self::Safetensors(tensors) => tensors.read(name),
             Self::Consolidated(weights) => weights.read(name),
+            Self::Kaggle(weights) => weights.read(name),
             Self::Torch(file) => Ok(file.read(name)?),
         }
     }

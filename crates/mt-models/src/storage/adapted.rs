@@ -107,10 +107,11 @@ impl AdaptedParameters {
         let base = match &of_path {
             None => at(path)?,
             Some((_, AdapterRecord { base: WeightsOrigin::Saved { path: base, .. }, .. })) => {
-                if !base.exists() {
+                let here = super::origin::here(base);
+                if !mt_storage::exists(&here) {
                     return Err(StateError::NoBase { adapters: path.to_owned(), base: base.clone() });
                 }
-                at(base)?
+                at(&here)?
             }
             Some((_, AdapterRecord { base: WeightsOrigin::Drawn { seed }, .. })) => {
                 return Err(StateError::DrawnBase { adapters: path.to_owned(), seed: *seed });

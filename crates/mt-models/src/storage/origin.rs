@@ -44,7 +44,7 @@ impl WeightsOrigin {
 
     /// The weights in the directory of a published model, of adapters or of one checkpoint.
     pub(super) fn of_directory(path: &Path) -> Result<Self, StateError> {
-        Ok(Self::Saved { path: located(path), fingerprint: fingerprint(path)? })
+        Ok(Self::Saved { path: located(&mt_storage::origin(path)), fingerprint: fingerprint(path)? })
     }
 
     /// The directory of saved weights.
@@ -71,9 +71,12 @@ impl WeightsOrigin {
     pub fn find_again(&self, named: Option<&Path>, what: &'static str) -> Result<Self, StateError> {
         let Self::Saved { path, .. } = self else { return Ok(self.clone()) };
         let other = |now: String| StateError::OtherOrigin { what, before: self.to_string(), now };
-        let (now, is_there) = match (path.exists(), named) {
-            (true, _) => (Self::of_directory(path)?, true),
-            (false, Some(named)) if named.exists() && located(named) != *path => (Self::at(named)?.0, false),
+        let here = here(path);
+        let (now, is_there) = match (mt_storage::exists(&here), named) {
+            (true, _) => (Self::of_directory(&here)?, true),
+            (false, Some(named)) if mt_storage::exists(named) && located(named) != *path => {
+                (Self::at(named)?.0, false)
+            }
             (false, _) => return Err(other("nothing is there any more".to_owned())),
         };
         match (self.is_same(&now), is_there) {
@@ -110,8 +113,16 @@ impl std::fmt::Display for WeightsOrigin {
     }
 }
 
+/// The path from which recorded weights are read: of a remote model, that of its copy.
+pub(super) fn here(path: &Path) -> PathBuf {
+    mt_storage::input(path).unwrap_or_else(|_| path.to_owned())
+}
+
 /// The absolute path without links, or as far as it is known.
 fn located(path: &Path) -> PathBuf {
+    if mt_storage::is_remote(path) || mt_storage::is_hub(path) {
+        return path.to_owned();
+    }
     let absolute = || std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     std::fs::canonicalize(path).unwrap_or_else(|_| absolute())
 }

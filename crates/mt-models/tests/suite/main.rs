@@ -21,6 +21,7 @@ mod hybrid;
 mod hyper_connections;
 mod indexer;
 mod invariance;
+mod kaggle;
 mod kernels;
 mod layer_options;
 mod length;

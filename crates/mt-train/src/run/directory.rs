@@ -10,7 +10,7 @@ use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock, Stor
 use mt_config::{Difference, RunRecord, TrainConfig};
 use mt_runtime::Runtime;
 
-use super::{Ending, LocalCheckpoints, TrainReport};
+use super::{Ending, LocalCheckpoints, Sender, StoredRun, TrainReport};
 use crate::{
     TrainError, TrainPlan,
     restore::{Resume, check_sources},
@@ -21,8 +21,13 @@ use crate::{
 
 /// A run's directory, locked against other processes.
 pub(crate) struct RunDirectory {
+    /// The directory on this machine.
     pub path: PathBuf,
+    /// The directory on a disk or in an object store, for messages.
+    shown: PathBuf,
     config_path: PathBuf,
+    // Files are sent while the lock is held.
+    stored: Option<StoredRun>,
     lock: RunLock,
     manager: CheckpointManager,
     local: Option<LocalCheckpoints>,
@@ -35,6 +40,9 @@ pub(crate) struct RunDirectory {
 /// A locked run directory whose checkpoint manager has been taken.
 pub(crate) struct HeldDirectory {
     path: PathBuf,
+    shown: PathBuf,
+    // Files are sent while the lock is held.
+    stored: Option<StoredRun>,
     lock: RunLock,
 }
 
@@ -43,8 +51,9 @@ impl RunDirectory {
     /// and fit.
     pub fn open(plan: &TrainPlan, runtime: &Runtime, record: &RunRecord) -> Result<Self, TrainError> {
         let settings = &plan.settings;
-        let path = settings.run.directory();
-        let lock = RunLock::acquire(&path)?.provisional();
+        let (path, shown) = (settings.run.directory(), settings.run.stored_directory());
+        let lock = RunLock::acquire(&shown)?.provisional();
+        let stored = StoredRun::open(&shown)?;
         let checkpoints = settings.run.checkpoint_directory();
         let options = ManagerOptions {
             max_to_keep: settings.checkpoint.max_num_checkpoints_to_keep,
@@ -65,7 +74,8 @@ impl RunDirectory {
         let local_newest = local.as_ref().map(|local| local.manager.latest()).transpose()?.flatten();
         let newest = manager.latest()?.max(local_newest);
         let config_path = settings.run.config_path();
-        let mut directory = Self { path, config_path, lock, manager, local, newest, saved: None };
+        let mut directory =
+            Self { path, shown, config_path, stored, lock, manager, local, newest, saved: None };
         match newest {
             Some(newest) => directory.saved = Some(directory.resumable(plan, runtime, record, newest)?),
             None => {
@@ -118,7 +128,7 @@ impl RunDirectory {
         TrainReport {
             ending,
             steps,
-            run_directory: self.path.clone(),
+            run_directory: self.shown.clone(),
             first_evaluation: None,
             last_evaluation: None,
             unigram_bits_per_byte: None,
@@ -162,9 +172,20 @@ impl RunDirectory {
         self.lock.keep();
     }
 
+    /// Begins to send files that change, if the directory is in an object store.
+    pub fn begin_sending(&mut self) -> Result<(), TrainError> {
+        self.stored.as_mut().map_or(Ok(()), StoredRun::begin)
+    }
+
+    /// What sends files before a checkpoint is committed.
+    pub fn sender(&self) -> Option<Sender> {
+        self.stored.as_ref().map(StoredRun::sender)
+    }
+
     /// Separates the checkpoint managers from the directory, which stays locked.
     pub fn into_managers(self) -> (CheckpointManager, Option<LocalCheckpoints>, HeldDirectory) {
-        (self.manager, self.local, HeldDirectory { path: self.path, lock: self.lock })
+        let Self { path, shown, stored, lock, .. } = self;
+        (self.manager, self.local, HeldDirectory { path, shown, stored, lock })
     }
 
     /// The configuration that the run was saved with. Refuses a configuration that would change the run.
@@ -227,9 +248,13 @@ impl HeldDirectory {
     /// the directory that it created is removed.
     pub fn after(self, result: Result<Progress, TrainError>) -> Result<(Self, Progress), TrainError> {
         match result {
-            Ok(progress) => Ok((self, progress)),
+            Ok(progress) => {
+                self.stored.as_ref().map_or(Ok(()), |stored| stored.sender().send())?;
+                Ok((self, progress))
+            }
             Err(error) => {
                 if error.is_without_batch() {
+                    drop(self.stored);
                     drop(self.lock.provisional());
                 }
                 Err(error)
@@ -244,7 +269,7 @@ impl HeldDirectory {
         TrainReport {
             ending,
             steps,
-            run_directory: self.path,
+            run_directory: self.shown,
             first_evaluation,
             last_evaluation,
             unigram_bits_per_byte,

@@ -3,6 +3,7 @@
 mod directory;
 mod local;
 mod schedule;
+mod stored;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -30,6 +31,7 @@ use crate::{
 use directory::RunDirectory;
 pub(crate) use local::LocalCheckpoints;
 pub(crate) use schedule::Schedule;
+pub(crate) use stored::{Sender, StoredRun};
 
 /// The caller's choices for a run that are not in its configuration.
 #[derive(Clone)]
@@ -124,6 +126,7 @@ pub fn train(
     }
     let position = say_where_it_begins(&plan, &trainer, &directory, resumed, record, observer)?;
     directory.save_config(record)?;
+    directory.begin_sending()?;
     if let Some(numbers) = plan.model.token_numbers() {
         numbers.save(&token_numbers_path(&directory.path))?;
     }
@@ -137,6 +140,7 @@ pub fn train(
     let RunData { train, evaluation, tokenizer, baseline, conversations, prompts, dataset, .. } = data;
     let sampling = Sampling::of(&trainer, options, (prompts, tokenizer.clone()), &directory.path)?;
     let logger = start_logger(&trainer, &directory, observer)?;
+    let sender = directory.sender();
     let (manager, local, finished) = directory.into_managers();
     monitor.begin_loop(trainer.steps_done(), goodput, &plan.settings.run);
     let training = Loop {
@@ -147,6 +151,7 @@ pub fn train(
         evaluation,
         manager,
         local,
+        sender,
         logger,
         stop,
         observer: observer.clone(),

@@ -1,5 +1,6 @@
 //! `maxtext bench`.
 
+mod checkpoint;
 mod inference;
 
 use std::env;
@@ -17,6 +18,7 @@ pub fn run(command: BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::Serve(command) => serve(&command),
         BenchCommand::Inference(command) => inference::run(command),
+        BenchCommand::Checkpoint(command) => checkpoint::run(command),
     }
 }
 

@@ -8,13 +8,20 @@ mod gguf;
 mod import;
 mod inspect;
 mod source;
+mod staged;
 mod table;
 mod target;
 mod verify;
 
 pub use table::parse_bytes;
+pub use target::format_of;
 
-use crate::{arguments::CheckpointCommand, failure::Failure};
+use staged::{input, staged};
+
+use crate::{
+    arguments::{Average, CheckpointCommand, Export, Import, ParamsOnly, Reshard},
+    failure::Failure,
+};
 
 /// Runs a subcommand of `maxtext checkpoint`.
 pub fn run(command: CheckpointCommand) -> Result<(), Failure> {
@@ -22,10 +29,23 @@ pub fn run(command: CheckpointCommand) -> Result<(), Failure> {
         CheckpointCommand::Inspect(arguments) => inspect::run(&arguments),
         CheckpointCommand::Diff(arguments) => diff::run(&arguments),
         CheckpointCommand::Verify(arguments) => verify::run(&arguments),
-        CheckpointCommand::ParamsOnly(arguments) => copy::params_only(&arguments),
-        CheckpointCommand::Reshard(arguments) => copy::reshard(arguments),
-        CheckpointCommand::Average(arguments) => average::run(&arguments),
-        CheckpointCommand::Export(arguments) => export::run(arguments),
-        CheckpointCommand::Import(arguments) => import::run(arguments),
+        CheckpointCommand::ParamsOnly(mut arguments) => {
+            input(&mut arguments.path)?;
+            staged(arguments.output.clone(), |output| copy::params_only(&ParamsOnly { output, ..arguments }))
+        }
+        CheckpointCommand::Reshard(mut arguments) => {
+            input(&mut arguments.path)?;
+            staged(arguments.output.clone(), |output| copy::reshard(Reshard { output, ..arguments }))
+        }
+        CheckpointCommand::Average(mut arguments) => {
+            arguments.paths.iter_mut().try_for_each(input)?;
+            staged(arguments.output.clone(), |output| average::run(&Average { output, ..arguments }))
+        }
+        CheckpointCommand::Export(arguments) => {
+            staged(arguments.output.clone(), |output| export::run(Export { output, ..arguments }))
+        }
+        CheckpointCommand::Import(arguments) => {
+            staged(arguments.output.clone(), |output| import::run(Import { output, ..arguments }))
+        }
     }
 }

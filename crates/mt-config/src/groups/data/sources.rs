@@ -4,7 +4,7 @@ use super::{DataFormat, DataGroup, DatasetType};
 use crate::{
     config::{Config, not_built, report},
     error::Problem,
-    groups::is_in_cloud,
+    groups::{is_in_cloud, is_supported},
     table::features,
 };
 
@@ -42,7 +42,9 @@ impl DataGroup {
                     "name the type of the data: `dataset_type=hf`, `dataset_type=grain` or `dataset_type=olmo_grain`",
                 ),
                 None => {}
-                Some(path) if is_in_cloud(&path.to_string_lossy()) => {
+                Some(path)
+                    if is_in_cloud(&path.to_string_lossy()) && !is_supported(&path.to_string_lossy()) =>
+                {
                     report(problems, not_built(config.entry("dataset_path"), features::CLOUD_STORAGE));
                 }
                 Some(_) => {}
@@ -96,13 +98,21 @@ impl DataGroup {
                 "name the files to train on, such as `hf_train_files='data/*.txt'`, or use `dataset_type=synthetic`",
             );
         }
-        if self.is_of_hub() {
-            report(problems, not_built(config.entry("hf_path"), features::HUB_DATASETS));
+        if self.is_of_hub() && config.hub_name().is_none() {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, which is neither a format nor the name of a dataset of the Hugging Face hub",
+                    config.stated("hf_path")
+                ),
+                "use `text`, `json`, `parquet`, `arrayrecord` or `tfrecord`, or a name such as `owner/name`",
+            ));
         }
-        // Local files have no splits.
         let split = config.entry("train_split");
-        if split.key.asks(&split.value) {
-            report(problems, not_built(split, features::HUB_DATASETS));
+        if split.key.asks(&split.value) && !self.is_of_hub() {
+            problems.push(Problem::inconsistent(
+                format!("{}, but files have no splits", split.stated()),
+                "leave it out, or name a dataset of the Hugging Face hub: `hf_path=owner/name`",
+            ));
         }
     }
 

@@ -1,0 +1,298 @@
+//! Runs whose directory, data and weights are in an object store, and names of the Hugging Face hub.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::Command,
+};
+
+use mt_testing::servers::{HubFile, HubServer, Refusal, S3Server};
+use sha2::{Digest, Sha256};
+
+use crate::support::{Outcome, Sandbox, outcome};
+
+const BUCKET: &str = "bucket";
+const HERE: &str = "base_output_directory=s3://bucket/runs";
+
+/// A command that uses the server, with a cache of its own.
+fn with(server: &S3Server, sandbox: &Sandbox, mut command: Command) -> Command {
+    // Files of Amazon's tools and of other accounts must not matter.
+    command.env("XDG_CACHE_HOME", sandbox.path("cache")).env("AWS_EC2_METADATA_DISABLED", "true");
+    command.env("AWS_CONFIG_FILE", "/nowhere").env("AWS_SHARED_CREDENTIALS_FILE", "/nowhere");
+    command.env("MAXTEXT_PLUGIN_CACHE", "");
+    for (name, value) in server.environment() {
+        command.env(name, value);
+    }
+    keep_plugin(command)
+}
+
+/// The plugin stays in the user's cache, which the tests' own one replaces.
+fn keep_plugin(mut command: Command) -> Command {
+    let home = std::env::var_os("XDG_CACHE_HOME").map(std::path::PathBuf::from);
+    let cache = home.or_else(|| Some(std::env::home_dir()?.join(".cache"))).unwrap().join("maxtext");
+    let own = command.get_envs().find(|(name, _)| *name == "XDG_CACHE_HOME").and_then(|(_, value)| value);
+    let own = Path::new(own.unwrap()).join("maxtext");
+    fs::create_dir_all(&own).unwrap();
+    for entry in fs::read_dir(&cache).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if !["objects", "runs", "hub"].contains(&name.to_str().unwrap()) {
+            let _ = std::os::unix::fs::symlink(entry.path(), own.join(name));
+        }
+    }
+    command.env_remove("MAXTEXT_PLUGIN_CACHE");
+    command
+}
+
+fn train(server: &S3Server, sandbox: &Sandbox, run: &str, keys: &[&str]) -> Outcome {
+    outcome(&mut with(server, sandbox, sandbox.command(run, &[&[HERE], keys].concat())))
+}
+
+fn steps(server: &S3Server, run: &str) -> Vec<u64> {
+    let prefix = format!("runs/{run}/checkpoints/");
+    let keys = server.keys(BUCKET);
+    let complete =
+        keys.iter().filter_map(|key| key.strip_prefix(&prefix)?.strip_suffix("/commit_success.txt"));
+    let mut steps: Vec<u64> = complete.filter_map(|step| step.parse().ok()).collect();
+    steps.sort_unstable();
+    steps
+}
+
+/// The losses of a run's metrics in the store, each step once.
+fn losses(server: &S3Server, run: &str) -> Vec<String> {
+    let text = server.object(BUCKET, &format!("runs/{run}/metrics/metrics.jsonl")).unwrap();
+    let lines = String::from_utf8(text).unwrap();
+    let records = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    records
+        .filter(|record| record.get("learning/loss").is_some())
+        .map(|record| format!("{} {}", record["step"], record["learning/loss"]))
+        .collect()
+}
+
+#[test]
+fn a_run_lives_in_a_bucket() {
+    let (server, sandbox) = (S3Server::start(BUCKET), Sandbox::new());
+    for name in ["train.txt", "evaluation.txt"] {
+        server.put(BUCKET, &format!("data/{name}"), fs::read(sandbox.path(name)).unwrap());
+    }
+    let data = ["hf_train_files=s3://bucket/data/tr*.txt", "hf_eval_files=s3://bucket/data/evaluation.txt"];
+    let keys = [&data[..], &["steps=18", "max_num_checkpoints_to_keep=2"]].concat();
+    train(&server, &sandbox, "whole", &keys).succeeded();
+    assert_eq!(steps(&server, "whole"), [15, 17]);
+    sandbox.train("local", &keys[2..]).succeeded();
+    let of_disk = sandbox.metrics("local");
+    assert_eq!(losses(&server, "whole").len(), of_disk.training.len());
+    for (stored, loss) in losses(&server, "whole").iter().zip(of_disk.losses()) {
+        assert!(stored.ends_with(&format!(" {loss}")), "{stored} {loss}");
+    }
+
+    // Another machine, which has no files of the run, resumes it.
+    fs::remove_dir_all(sandbox.path("cache")).unwrap();
+    let more = train(
+        &server,
+        &sandbox,
+        "whole",
+        &[&keys[..2], &["steps=22", "max_num_checkpoints_to_keep=2"]].concat(),
+    );
+    let more = more.succeeded();
+    assert!(
+        more.output.contains("completed step: 18,") && !more.output.contains("completed step: 17,"),
+        "{}",
+        more.output
+    );
+    assert_eq!(steps(&server, "whole"), [20, 21]);
+    let lines = losses(&server, "whole");
+    assert_eq!(lines.len(), 22);
+    // Nothing but the run is left, and the lock is released.
+    let left = server.keys(BUCKET);
+    assert!(
+        !left.iter().any(|key| key.contains(".lock") || key.contains("tmp") || key.contains("upload")),
+        "{left:?}"
+    );
+    assert_eq!(server.num_uploads(), 0);
+
+    // Commands read the run where it is.
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_maxtext"));
+        command.args(arguments).current_dir(sandbox.path(""));
+        outcome(&mut with(&server, &sandbox, command))
+    };
+    let verified = run(&["checkpoint", "verify", "s3://bucket/runs/whole"]).succeeded();
+    assert_eq!(verified.output.matches("is whole").count(), 2, "{}", verified.output);
+    let listed = run(&["checkpoint", "inspect", "s3://bucket/runs/whole"]).succeeded();
+    assert!(listed.output.contains("params.params.decoder"), "{}", listed.output);
+    let decode =
+        ["decode", "load_parameters_path=s3://bucket/runs/whole", "prompt=the", "max_target_length=12"];
+    run(&decode).succeeded();
+    sandbox.train("tuned", &["steps=1"]).succeeded();
+    let tuned = sandbox.command("from_bucket", &["steps=2", "load_parameters_path=s3://bucket/runs/whole"]);
+    outcome(&mut with(&server, &sandbox, tuned)).succeeded();
+}
+
+#[test]
+fn a_killed_run_in_a_bucket_resumes() {
+    let (server, sandbox) = (S3Server::start(BUCKET), Sandbox::new());
+    let keys = ["dropout_rate=0.1", "checkpoint_period=3", "max_num_checkpoints_to_keep=2"];
+    sandbox.train("whole", &keys).succeeded();
+    for attempt in 0..3 {
+        let command = sandbox.command("killed", &[&[HERE], &keys[..]].concat());
+        let mut process = with(&server, &sandbox, command).spawn().unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let line = format!("completed step: {},", 12 + 11 * attempt);
+        assert!(lines.any(|found| found.unwrap().starts_with(&line)));
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+    train(&server, &sandbox, "killed", &keys).succeeded();
+    let whole = sandbox.metrics("whole").losses();
+    let stored = losses(&server, "killed");
+    assert_eq!(stored.len(), whole.len());
+    for (stored, loss) in stored.iter().zip(whole) {
+        assert!(stored.ends_with(&format!(" {loss}")), "{stored} {loss}");
+    }
+    // Of what interrupted saves wrote, nothing is left.
+    let kept = steps(&server, "killed");
+    let prefix = "runs/killed/checkpoints/";
+    for key in server.keys(BUCKET).iter().filter_map(|key| key.strip_prefix(prefix)) {
+        let step = key.split('/').next().unwrap().parse::<u64>();
+        assert!(step.is_ok_and(|step| kept.contains(&step)), "{key}");
+    }
+}
+
+#[test]
+fn expired_credentials_end_a_run_or_do_not() {
+    let (server, sandbox) = (S3Server::start(BUCKET), Sandbox::new());
+    let keys = ["steps=30", "checkpoint_period=5"];
+    train(&server, &sandbox, "stops", &["steps=6"]).succeeded();
+    server.refuse_after(10, 100_000, Refusal::Expired);
+    let stopped = train(&server, &sandbox, "stops", &keys);
+    stopped.failed(
+        1,
+        &[
+            "the credentials have expired (ExpiredToken)",
+            "s3://bucket/runs/stops",
+            "hint: set `AWS_ACCESS_KEY_ID`",
+        ],
+    );
+    assert!(steps(&server, "stops").contains(&5));
+
+    // The failure passes, and the run saves again.
+    let server = S3Server::start(BUCKET);
+    train(&server, &sandbox, "goes_on", &["steps=6"]).succeeded();
+    server.refuse_after(10, 8, Refusal::Expired);
+    let went_on =
+        train(&server, &sandbox, "goes_on", &[&keys[..], &["stop_on_checkpoint_failure=false"]].concat());
+    let went_on = went_on.succeeded();
+    assert!(
+        went_on.errors.contains("the credentials have expired")
+            && went_on.errors.contains("goes on without this checkpoint"),
+        "{}",
+        went_on.errors
+    );
+    assert!(!went_on.errors.contains("hidden-secret"), "{}", went_on.errors);
+    assert_eq!(steps(&server, "goes_on").last(), Some(&29));
+}
+
+#[test]
+fn wrong_stores_are_named() {
+    let (server, sandbox) = (S3Server::start(BUCKET), Sandbox::new());
+    let refused = |keys: &[&str], expected: &[&str]| {
+        let outcome = outcome(&mut with(&server, &sandbox, sandbox.command("run", keys)));
+        assert!(!outcome.errors.contains("hidden-secret"), "{}", outcome.errors);
+        outcome.refused(expected);
+    };
+    refused(
+        &["base_output_directory=s3://missing/runs"],
+        &["bucket `missing` does not exist", "`AWS_ENDPOINT_URL`"],
+    );
+    refused(&["load_parameters_path=s3://bucket/nothing"], &["s3://bucket/nothing", "it does not exist"]);
+    refused(&["hf_train_files=s3://bucket/none/*.txt"], &["no file matches `s3://bucket/none/*.txt`"]);
+    refused(&["base_output_directory=hdfs://a/b"], &["cloud storage", "`gs://`, `s3://` or `az://`"]);
+    refused(&["metrics_file=s3://bucket/metrics.jsonl"], &["on a disk of this machine"]);
+    server.refuse_after(0, 100_000, Refusal::Denied);
+    refused(&[HERE], &["permission denied (AccessDenied)", "s3://bucket/runs/run"]);
+}
+
+#[test]
+fn googles_protocol_serves_as_well() {
+    let (server, sandbox) = (S3Server::start(BUCKET), Sandbox::new());
+    let run = |keys: &[&str]| {
+        let mut command =
+            sandbox.command("run", &[&["base_output_directory=gs://bucket/runs"], keys].concat());
+        command.env("XDG_CACHE_HOME", sandbox.path("cache")).env("STORAGE_EMULATOR_HOST", server.address());
+        outcome(&mut keep_plugin(command)).succeeded()
+    };
+    run(&["steps=6", "max_num_checkpoints_to_keep=1"]);
+    assert_eq!(steps(&server, "run"), [5]);
+    let resumed = run(&["steps=9", "max_num_checkpoints_to_keep=1"]);
+    assert!(resumed.output.contains("completed step: 6,"), "{}", resumed.output);
+    assert_eq!((steps(&server, "run"), losses(&server, "run").len()), (vec![8], 9));
+}
+
+fn hub_file(contents: Vec<u8>) -> HubFile {
+    let hash: String = Sha256::digest(&contents).iter().map(|byte| format!("{byte:02x}")).collect();
+    HubFile { contents, hash, is_large: true }
+}
+
+fn with_hub(hub: &HubServer, sandbox: &Sandbox, mut command: Command) -> Command {
+    command.env("XDG_CACHE_HOME", sandbox.path("cache")).env("HF_HOME", sandbox.path("hf"));
+    command.env("HF_ENDPOINT", hub.endpoint()).env_remove("HF_TOKEN").env_remove("HF_HUB_OFFLINE");
+    keep_plugin(command)
+}
+
+#[test]
+fn datasets_and_models_of_the_hub() {
+    let (hub, sandbox) = (HubServer::start(), Sandbox::new());
+    let commit = |digit: &str| digit.repeat(40);
+    let text = |name: &str| hub_file(fs::read(sandbox.path(name)).unwrap());
+    let files = [
+        ("README.md", hub_file(b"x".to_vec())),
+        ("data/train-0.txt", text("train.txt")),
+        ("data/test-0.txt", text("evaluation.txt")),
+    ];
+    hub.add("datasets/owner/prose", "main", &commit("a"), &files);
+    let of_hub = [
+        "hf_path=owner/prose",
+        "hf_train_files=",
+        "hf_eval_files=",
+        "hf_eval_split=test",
+        "steps=4",
+        "eval_interval=2",
+    ];
+    let train = |run: &str, keys: &[&str]| {
+        outcome(&mut with_hub(&hub, &sandbox, sandbox.command(run, &[&of_hub[..], keys].concat())))
+    };
+    // The first download breaks off twice, and goes on.
+    hub.cut(&[1_000, 2_000]);
+    train("hub", &[]).succeeded();
+    let requests = hub.requests();
+    assert!(requests.iter().any(|request| request.contains("bytes=1000-")), "{requests:?}");
+    assert!(!requests.iter().any(|request| request.contains("README")), "{requests:?}");
+    sandbox.train("local", &["steps=4", "eval_interval=2"]).succeeded();
+    assert_eq!(sandbox.metrics("hub").losses(), sandbox.metrics("local").losses());
+    let saved = fs::read_to_string(sandbox.path("runs/hub/config.yml")).unwrap();
+    assert!(
+        saved.contains(&format!("hf://datasets/owner/prose@{}/data/train-0.txt", commit("a"))),
+        "{saved}"
+    );
+
+    // Without the hub, the cache answers: in the layout of Hugging Face's own tools.
+    let snapshot = sandbox.path("hf/hub/datasets--owner--prose/snapshots").join(commit("a"));
+    assert!(snapshot.join("data/train-0.txt").is_symlink());
+    let offline = sandbox.command("offline", &of_hub);
+    outcome(with_hub(&hub, &sandbox, offline).env("HF_HUB_OFFLINE", "1")).succeeded();
+    let unreachable = sandbox.command("unreachable", &of_hub);
+    outcome(with_hub(&hub, &sandbox, unreachable).env("HF_ENDPOINT", "http://127.0.0.1:9")).succeeded();
+
+    train("refused", &["hf_path=owner/none"]).refused(&["the hub has no `owner/none`", "`hf_access_token`"]);
+    train("refused", &["hf_path=owner/prose@v9"]).refused(&["no revision `v9`"]);
+    train("refused", &["train_split=other"]).refused(&["no files of a split `other`"]);
+    hub.require("datasets/owner/prose", "secret-token");
+    train("refused", &[]).refused(&["access to `owner/prose` is granted on request"]);
+    train("token", &["hf_access_token=secret-token"]).succeeded();
+    // A file whose hash is another one is not used.
+    let bad = HubFile { hash: "0".repeat(64), ..text("train.txt") };
+    hub.add("datasets/owner/bad", "main", &commit("b"), &[("train.txt", bad)]);
+    let damaged = train("damaged", &["hf_path=owner/bad", "hf_eval_split="]);
+    assert!(damaged.errors.contains("arrived damaged"), "{}", damaged.errors);
+}

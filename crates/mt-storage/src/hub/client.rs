@@ -1,0 +1,119 @@
+//! Requests to the hub, with repetition of those that failed on the way.
+
+use std::{io, sync::OnceLock, time::Duration};
+
+use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, redirect};
+
+use super::{Repository, token, variable};
+use crate::{client, error::StorageError};
+
+/// The hub, unless `HF_ENDPOINT` names another server with its protocol.
+const ENDPOINT: &str = "https://huggingface.co";
+const ATTEMPTS: u32 = 4;
+
+pub(super) fn endpoint() -> String {
+    variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned()).trim_end_matches('/').to_owned()
+}
+
+/// A client that follows redirects, or one that does not: the hub's own answer carries what its storage does not.
+fn http(follows: bool) -> io::Result<&'static Client> {
+    static CLIENTS: [OnceLock<Result<Client, String>>; 2] = [OnceLock::new(), OnceLock::new()];
+    let client = CLIENTS[usize::from(follows)].get_or_init(|| {
+        client::runtime();
+        let policy = if follows { redirect::Policy::limited(5) } else { redirect::Policy::none() };
+        Client::builder()
+            .redirect(policy)
+            .connect_timeout(Duration::from_secs(10))
+            .read_timeout(Duration::from_secs(60))
+            .user_agent(concat!("maxtext/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|error| error.to_string())
+    });
+    client.as_ref().map_err(|reason| io::Error::other(reason.clone()))
+}
+
+/// Sends a request, again after failures of the network and of the server.
+pub(super) async fn send(
+    repository: &Repository,
+    method: Method,
+    url: &str,
+    follows: bool,
+    more: impl Fn(RequestBuilder) -> RequestBuilder,
+) -> io::Result<Response> {
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        let mut request = http(follows)?.request(method.clone(), url);
+        if let Some(token) = token() {
+            request = request.bearer_auth(token);
+        }
+        let failure = match more(request).send().await {
+            Ok(response)
+                if response.status().is_server_error()
+                    || response.status() == StatusCode::TOO_MANY_REQUESTS =>
+            {
+                let status = response.status();
+                StorageError::failed(
+                    io::ErrorKind::Other,
+                    format!("the hub answered {status}"),
+                    "try again later",
+                )
+            }
+            Ok(response) => return checked(repository, response),
+            Err(error) => unreachable_hub(&error),
+        };
+        if attempt == ATTEMPTS {
+            return Err(failure);
+        }
+        tokio::time::sleep(Duration::from_millis(200 << attempt)).await;
+    }
+}
+
+/// Whether an error means that the hub cannot be reached, so that the cache answers in its place.
+pub(super) fn is_unreachable(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::TimedOut)
+}
+
+pub(super) fn unreachable_hub(error: &reqwest::Error) -> io::Error {
+    let (kind, reason) = match error.is_timeout() {
+        true => (io::ErrorKind::TimedOut, "the hub does not answer"),
+        false => (io::ErrorKind::NotConnected, "the hub cannot be reached"),
+    };
+    StorageError::failed(
+        kind,
+        format!("{reason} (`{}`)", endpoint()),
+        "check the network; `HF_ENDPOINT` names another server, and `HF_HUB_OFFLINE=1` uses the cache alone",
+    )
+}
+
+fn checked(repository: &Repository, response: Response) -> io::Result<Response> {
+    let status = response.status();
+    if status.is_success() || status.is_redirection() {
+        return Ok(response);
+    }
+    let Repository { name, revision, .. } = repository;
+    let code = response.headers().get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
+    let refused =
+        |reason: String, hint: &str| StorageError::of_user(io::ErrorKind::PermissionDenied, reason, hint);
+    let absent = |reason: String, hint: &str| StorageError::of_user(io::ErrorKind::NotFound, reason, hint);
+    Err(match (status, code) {
+        (_, "RevisionNotFound") => absent(
+            format!("`{name}` has no revision `{revision}`"),
+            "name a branch, a tag or a commit behind `@`",
+        ),
+        (_, "EntryNotFound") => absent(format!("`{name}` at `{revision}` has no such file"), ""),
+        (_, "GatedRepo") => refused(
+            format!("access to `{name}` is granted on request"),
+            "accept its conditions on its page, and set `hf_access_token` or `HF_TOKEN` to a token of that account",
+        ),
+        (StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND, _) => absent(
+            format!("the hub has no `{name}`, or it is private"),
+            "correct the name, or set `hf_access_token` or `HF_TOKEN`",
+        ),
+        (StatusCode::FORBIDDEN, _) => refused(
+            format!("the hub refuses access to `{name}`"),
+            "use a token with the right to read it: `hf_access_token` or `HF_TOKEN`",
+        ),
+        _ => StorageError::failed(io::ErrorKind::Other, format!("the hub answered {status}"), ""),
+    })
+}

@@ -1,0 +1,151 @@
+//! A hub in memory with Hugging Face's protocol: descriptions of repositories, and files with their hashes.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{Request, Response, Server, range_of};
+
+/// A file of a repository.
+#[derive(Clone, Debug)]
+pub struct HubFile {
+    pub contents: Vec<u8>,
+    /// What the hub says is the hash of the contents.
+    pub hash: String,
+    /// Whether it is kept in another place, to which the hub redirects.
+    pub is_large: bool,
+}
+
+#[derive(Default)]
+struct State {
+    /// Files by repository (`models/owner/name` or `datasets/owner/name`), revision and name.
+    repositories: BTreeMap<String, BTreeMap<String, (String, BTreeMap<String, HubFile>)>>,
+    /// Repositories that need this token.
+    private: BTreeMap<String, String>,
+    /// Bytes after which answers with contents break off, for so many answers.
+    cuts: Vec<usize>,
+    requests: Vec<String>,
+}
+
+/// A hub.
+pub struct HubServer {
+    server: Server,
+    state: Arc<Mutex<State>>,
+}
+
+impl HubServer {
+    /// Starts a hub without repositories.
+    pub fn start() -> Self {
+        let state = Arc::new(Mutex::new(State::default()));
+        let own = Arc::clone(&state);
+        let server =
+            Server::start(move |request| own.lock().unwrap_or_else(PoisonError::into_inner).answer(&request));
+        Self { server, state }
+    }
+
+    /// The address, for `HF_ENDPOINT`.
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.server.address)
+    }
+
+    /// Adds a revision of a repository (`models/owner/name` or `datasets/owner/name`) with a commit and files.
+    pub fn add(&self, repository: &str, revision: &str, commit: &str, files: &[(&str, HubFile)]) {
+        let files: BTreeMap<String, HubFile> =
+            files.iter().map(|(name, file)| ((*name).to_owned(), file.clone())).collect();
+        let mut state = self.state();
+        let revisions = state.repositories.entry(repository.to_owned()).or_default();
+        for name in [revision, commit] {
+            revisions.insert(name.to_owned(), (commit.to_owned(), files.clone()));
+        }
+    }
+
+    /// Makes a repository private.
+    pub fn require(&self, repository: &str, token: &str) {
+        self.state().private.insert(repository.to_owned(), token.to_owned());
+    }
+
+    /// Lets the next answers with contents break off after so many bytes each.
+    pub fn cut(&self, after: &[usize]) {
+        self.state().cuts = after.to_vec();
+    }
+
+    /// The requests so far: methods, paths and ranges.
+    pub fn requests(&self) -> Vec<String> {
+        self.state().requests.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn answer(&mut self, request: &Request) -> Response {
+        let range = request.headers.get("range").map_or(String::new(), |range| format!(" {range}"));
+        self.requests.push(format!("{} {}{range}", request.method, request.path));
+        let path = request.path.trim_start_matches('/').to_owned();
+        if let Some(rest) = path.strip_prefix("storage/") {
+            let found = self.repositories.values().flat_map(|revisions| revisions.values());
+            let file = found.flat_map(|(_, files)| files.values()).find(|file| file.hash == rest).cloned();
+            // A token must not go to another place than the hub.
+            return file.map_or(Response::new(404, ""), |file| self.contents(request, &file));
+        }
+        let (repository, revision, file) = match path.strip_prefix("api/") {
+            Some(rest) => match rest.split_once("/revision/") {
+                Some((repository, revision)) => (repository.to_owned(), revision.to_owned(), None),
+                None => return Response::new(404, ""),
+            },
+            None => {
+                let Some((repository, rest)) = path.split_once("/resolve/") else {
+                    return Response::new(404, "");
+                };
+                let repository = match repository.starts_with("datasets/") {
+                    true => repository.to_owned(),
+                    false => format!("models/{repository}"),
+                };
+                let Some((revision, file)) = rest.split_once('/') else { return Response::new(404, "") };
+                (repository, revision.to_owned(), Some(file.to_owned()))
+            }
+        };
+        let Some(revisions) = self.repositories.get(&repository) else {
+            return Response::new(401, "").with("X-Error-Code", "RepoNotFound");
+        };
+        let token = request.headers.get("authorization").and_then(|header| header.strip_prefix("Bearer "));
+        if self.private.get(&repository).is_some_and(|wanted| token != Some(wanted)) {
+            return Response::new(403, "").with("X-Error-Code", "GatedRepo");
+        }
+        let Some((commit, files)) = revisions.get(&revision).cloned() else {
+            return Response::new(404, "").with("X-Error-Code", "RevisionNotFound");
+        };
+        let Some(file) = file else {
+            let siblings: Vec<String> =
+                files.keys().map(|name| format!("{{\"rfilename\": \"{name}\"}}")).collect();
+            let body = format!("{{\"sha\": \"{commit}\", \"siblings\": [{}]}}", siblings.join(", "));
+            return Response::new(200, body);
+        };
+        let Some(file) = files.get(&file).cloned() else {
+            return Response::new(404, "").with("X-Error-Code", "EntryNotFound");
+        };
+        if file.is_large {
+            return Response::new(302, "")
+                .with("X-Repo-Commit", commit)
+                .with("X-Linked-Etag", format!("\"{}\"", file.hash))
+                .with("X-Linked-Size", file.contents.len().to_string())
+                .with("Location", format!("/storage/{}", file.hash));
+        }
+        self.contents(request, &file).with("X-Repo-Commit", commit).with("ETag", format!("\"{}\"", file.hash))
+    }
+
+    fn contents(&mut self, request: &Request, file: &HubFile) -> Response {
+        let (status, body) = match range_of(request, file.contents.len()) {
+            Some(range) => (206, file.contents[range].to_vec()),
+            None => (200, file.contents.clone()),
+        };
+        let mut response = Response::new(status, body);
+        if request.method == "GET" && !self.cuts.is_empty() {
+            response.cut = Some(self.cuts.remove(0));
+        }
+        response
+    }
+}
