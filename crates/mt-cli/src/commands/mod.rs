@@ -13,6 +13,7 @@ pub mod estimate;
 pub mod logits;
 pub mod plugin;
 pub mod reward;
+pub mod rl;
 pub mod serve;
 pub mod sft;
 mod speculation;
