@@ -78,7 +78,7 @@ impl Sandbox {
 
     /// The first program of the command.
     fn first(&self) -> &'static str {
-        if self.is_root { "setpriv" } else { "prlimit" }
+        if self.is_root { "setpriv" } else { "bwrap" }
     }
 
     /// The command that runs a program in the sandbox.
@@ -86,46 +86,15 @@ impl Sandbox {
         let SandboxLimits { time, memory, processes, files } = self.limits;
         let seconds = time.as_secs_f64().ceil().max(1.0) as u64;
         let mut command = Command::new(self.first());
+        let mut add = |words: &str| {
+            command.args(words.split_whitespace());
+        };
         if self.is_root {
-            command.args([
-                "--reuid",
-                NOBODY,
-                "--regid",
-                NOBODY,
-                "--clear-groups",
-                "--no-new-privs",
-                "prlimit",
-            ]);
+            add(&format!("--reuid {NOBODY} --regid {NOBODY} --clear-groups --no-new-privs -- bwrap"));
         }
-        command.args([
-            format!("--cpu={seconds}"),
-            format!("--as={memory}"),
-            format!("--nproc={processes}"),
-            format!("--fsize={files}"),
-            "--nofile=256".to_owned(),
-            "--core=0".to_owned(),
-            "--".to_owned(),
-        ]);
-        command.args([
-            "bwrap",
-            "--unshare-user",
-            "--unshare-all",
-            "--die-with-parent",
-            "--new-session",
-            "--clearenv",
-        ]);
-        command.args([
-            "--setenv",
-            "PATH",
-            "/usr/bin:/bin",
-            "--setenv",
-            "HOME",
-            "/tmp",
-            "--setenv",
-            "LANG",
-            "C.UTF-8",
-        ]);
-        command.args(["--uid", NOBODY, "--gid", NOBODY, "--cap-drop", "ALL", "--hostname", "sandbox"]);
+        add("--unshare-user --unshare-all --die-with-parent --new-session --clearenv");
+        add("--setenv PATH /usr/bin:/bin --setenv HOME /tmp --setenv LANG C.UTF-8");
+        add(&format!("--uid {NOBODY} --gid {NOBODY} --cap-drop ALL --hostname sandbox"));
         command.args(["--ro-bind", "/usr", "/usr"]);
         for name in SYSTEM {
             let path = Path::new("/").join(name);
@@ -135,12 +104,18 @@ impl Sandbox {
                 Err(_) => &mut command,
             };
         }
-        command.args(["--proc", "/proc", "--dev", "/dev"]);
-        let size = files.to_string();
-        command.args([
-            "--size", &size, "--tmpfs", "/dev/shm", "--size", &size, "--tmpfs", "/tmp", "--chdir", "/tmp",
-        ]);
-        command.args(["--remount-ro", "/dev", "--remount-ro", "/", "--"]).args(program);
+        let mut add = |words: &str| {
+            command.args(words.split_whitespace());
+        };
+        add(&format!(
+            "--proc /proc --dev /dev --size {files} --tmpfs /dev/shm --size {files} --tmpfs /tmp --chdir /tmp"
+        ));
+        add("--remount-ro /dev --remount-ro / --");
+        // Set here, the limit on processes counts those of this sandbox alone.
+        add(&format!(
+            "prlimit --cpu={seconds} --as={memory} --nproc={processes} --fsize={files} --nofile=256 --core=0 --"
+        ));
+        command.args(program);
         command
     }
 
