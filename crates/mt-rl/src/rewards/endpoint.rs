@@ -279,7 +279,7 @@ mod tests {
         let expected: Vec<Outcome> = (0..20).map(|length| Outcome::Reward(f64::from(length))).collect();
         assert_eq!((made, failures), (expected, Failures::default()));
         for response in [
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\n{\"r\r\nb\r\neward\": 2.5}\r\n0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\n{\"r\r\nc\r\neward\": 2.5}\r\n0\r\n\r\n",
             "HTTP/1.0 200 OK\r\n\r\n{\"reward\": 2.5}",
             "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{\"reward\": 2.5}",
         ] {
