@@ -4,9 +4,9 @@ use std::ops::ControlFlow;
 
 use mt_engine::{Engine, EngineOptions, GenerationEvent, Limits, PromptBounds, Request, SamplingOptions};
 use mt_runtime::Array;
-use mt_train::{AnswerRequest, AnswerSampling, GenerationError, Generator, GivenAnswer, Trainer};
+use mt_train::{AnswerRequest, AnswerSampling, GenerationError, Generator, GivenAnswer, StopRule, Trainer};
 
-/// The most prompts that are answered at once.
+/// The most prompts that are answered at once, unless the configuration says.
 const MAX_BATCH: usize = 64;
 
 /// An engine without parameters of its own.
@@ -24,7 +24,7 @@ pub fn generator(trainer: &Trainer) -> Box<dyn Generator> {
     let options = EngineOptions {
         prompts,
         num_choices: vocab_size,
-        max_batch: MAX_BATCH,
+        max_batch: plan.settings().rollouts.max_num_seqs.unwrap_or(MAX_BATCH),
         compile: plan.compile_settings(),
     };
     let types = model.parameters().iter().map(|(_, spec)| spec.dtype).collect();
@@ -52,9 +52,15 @@ impl Generator for BorrowingEngine {
         };
         let limits = Limits { max_new_tokens: Some(sampling.max_tokens), stop: Vec::new() };
         let session = self.engine.with(parameters)?;
-        let generation = session.generate(&requests, &options, &limits, |event| match event {
-            GenerationEvent::Token(token) if sampling.ends.contains(&token.token) => ControlFlow::Break(()),
-            _ => ControlFlow::Continue(()),
+        let mut made: Vec<Vec<u32>> = vec![Vec::new(); requests.len()];
+        let generation = session.generate(&requests, &options, &limits, |event| {
+            let GenerationEvent::Token(token) = event else { return ControlFlow::Continue(()) };
+            let answer = &mut made[token.row];
+            answer.push(token.token);
+            let is_over = sampling.ends.contains(&token.token)
+                || answer.len() >= given[asked[token.row]].max_tokens
+                || sampling.stop.as_ref().is_some_and(|StopRule(stops)| stops(answer));
+            if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         let mut answers = vec![GivenAnswer::default(); given.len()];
         for (row, answer) in asked.into_iter().zip(generation.rows) {

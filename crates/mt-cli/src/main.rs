@@ -53,7 +53,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             return commands::train::run_as(PresetCommand::named("distill"), settings, None);
         }
         Command::Rl(settings) => {
-            return commands::train::run_as(PresetCommand::named("rl"), settings, None);
+            return commands::rl::run(settings);
         }
         Command::Reward(arguments) => return commands::reward::run(arguments),
         Command::Data(command) => return commands::data::run(command),

@@ -56,7 +56,7 @@ pub static PRESET_COMMANDS: &[PresetCommand] = &[
         sets: &[("use_rl", true)],
         needs: &[],
         leaves_out: &[],
-        quick_start: &[],
+        quick_start: &["quick-start", "reinforcement", "quick-start-rl"],
     },
     PresetCommand {
         name: "distill",

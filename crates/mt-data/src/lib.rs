@@ -51,6 +51,7 @@ mod options;
 mod packing;
 mod packing_stream;
 mod prefetch;
+mod questions;
 mod random;
 mod reader;
 mod repository;
@@ -86,6 +87,7 @@ pub use masking::BlockMasking;
 pub use mismatched::{MismatchedHeldOut, MismatchedSource};
 pub use options::{DatasetOptions, Examples, Packing, Remainder, Targets};
 pub use prefetch::{Awaited, Prefetcher};
+pub use questions::{questions, save_prompts};
 pub use random::Permutation;
 pub use repository::{Split, remove_seen, repository_corpus, repository_documents, save_documents};
 pub use source::{

@@ -11,7 +11,7 @@ use mt_shape::{DType, HostArray};
 use crate::{
     Advantage, Finish, RlError, Rollout,
     advantages::{
-        Estimator, Lambda, Scale, Tokens, degenerate, generalized, group_relative, leave_one_out,
+        Best, Estimator, Lambda, Scale, Tokens, best, degenerate, generalized, group_relative, leave_one_out,
         normalize_then_sum, reinforce_plus_plus, reinforce_plus_plus_baseline, whitened,
     },
 };
@@ -25,6 +25,10 @@ pub mod arrays {
     pub const OLD_LOG_PROBABILITIES: &str = "old_log_probabilities";
     /// The log-probability of each token by the sampler.
     pub const SAMPLER_LOG_PROBABILITIES: &str = "sampler_log_probabilities";
+    /// The value before each token at the time of sampling.
+    pub const VALUES: &str = "values";
+    /// The target of the value before each token.
+    pub const RETURNS: &str = "returns";
 }
 
 /// The advantages of an algorithm.
@@ -40,8 +44,15 @@ pub enum AdvantageRule {
     Tokens,
     /// Compared with the group's mean, and normalized over all answers.
     GroupThenBatch,
+    /// 1 for the best answers to each prompt. Others are not learned.
+    Best(Best),
     /// Compared with the values of a value model, and whitened over all tokens.
-    Temporal { gamma: f64, lambda: Lambda },
+    Temporal {
+        gamma: f64,
+        lambda: Lambda,
+        /// The weight of later temporal differences in the targets of the value model.
+        of_returns: Lambda,
+    },
 }
 
 /// How rollouts become rows.
@@ -60,6 +71,8 @@ pub struct BatchRules {
     pub with_old: bool,
     /// Whether rows have the log-probabilities by the sampler.
     pub with_sampler: bool,
+    /// Whether rows have values and returns, on which a value model is trained.
+    pub with_values: bool,
 }
 
 /// The sizes of rows.
@@ -81,6 +94,8 @@ struct RolloutRow {
     advantages: Vec<f64>,
     old: Option<Vec<f32>>,
     sampler: Option<Vec<f32>>,
+    values: Option<Vec<f32>>,
+    returns: Option<Vec<f64>>,
 }
 
 /// The rollouts of a batch with their advantages.
@@ -119,15 +134,23 @@ impl RolloutBatch {
             true => rollouts.iter().map(recorded).collect(),
             false => advantages(&rollouts, &groups, rules),
         };
+        let targets: Vec<Option<Vec<f64>>> = match rules.with_values {
+            true => returns(&rollouts, rules).into_iter().map(Some).collect(),
+            false => vec![None; rollouts.len()],
+        };
         let is_degenerate = match rules.masks_degenerate && !rules.uses_recorded {
             true => degenerate(&groups, &rewards),
             false => vec![false; rollouts.len()],
         };
         let mut rows = Vec::with_capacity(rollouts.len());
-        for ((rollout, advantages), is_degenerate) in rollouts.iter_mut().zip(of_tokens).zip(is_degenerate) {
+        let all = rollouts.iter_mut().zip(of_tokens).zip(is_degenerate).zip(targets);
+        for (((rollout, advantages), is_degenerate), returns) in all {
             let is_cut = rules.masks_truncated && rollout.finish == Some(Finish::Length);
             let has_reward = rules.uses_recorded || rollout.reward.is_some();
-            let is_learned = has_reward && !is_cut && !is_degenerate;
+            let is_rejected = matches!(rules.advantage, AdvantageRule::Best(_))
+                && !rules.uses_recorded
+                && advantages.iter().all(|advantage| *advantage == 0.0);
+            let is_learned = has_reward && !is_cut && !is_degenerate && !is_rejected;
             let tokens = rollout.completion.len();
             let learned: Vec<bool> =
                 (0..tokens).map(|token| is_learned && rollout.is_learned(token)).collect();
@@ -146,6 +169,8 @@ impl RolloutBatch {
                 advantages,
                 old: rules.with_old.then(|| rollout.old().map(<[f32]>::to_vec)).flatten(),
                 sampler: rules.with_sampler.then(|| rollout.log_probabilities.clone()).flatten(),
+                values: rules.with_values.then(|| rollout.values.clone()).flatten(),
+                returns,
             });
         }
         Ok(Self { rollouts, rows, groups })
@@ -369,6 +394,7 @@ fn advantages(rollouts: &[Rollout], groups: &[usize], rules: &BatchRules) -> Vec
             let weights: Vec<f64> = weights.values().copied().collect();
             normalize_then_sum(groups, &by_function, &weights, *epsilon)
         }
+        AdvantageRule::Best(rule) => best(groups, &penalized, *rule),
         AdvantageRule::LeaveOneOut { normalize } => leave_one_out(groups, &penalized, *normalize),
         AdvantageRule::GroupThenBatch => reinforce_plus_plus_baseline(groups, &penalized),
         AdvantageRule::Tokens | AdvantageRule::Temporal { .. } => {
@@ -379,18 +405,37 @@ fn advantages(rollouts: &[Rollout], groups: &[usize], rules: &BatchRules) -> Vec
     rollouts.iter().zip(of_answers).map(spread).collect()
 }
 
+/// The learned tokens of an answer, with penalties and values.
+fn tokens(rollout: &Rollout, rules: &BatchRules) -> Tokens {
+    let value = |token: usize| rollout.values.as_ref().map_or(0.0, |values| f64::from(values[token]));
+    Tokens { penalties: penalties(rollout, rules), values: learned(rollout).into_iter().map(value).collect() }
+}
+
+/// Numbers of an answer's learned tokens among those of all its tokens; 0 for the others.
+fn at_all_tokens(rollout: &Rollout, found: Vec<f64>) -> Vec<f64> {
+    let mut all = vec![0.0; rollout.completion.len()];
+    for (token, number) in learned(rollout).into_iter().zip(found) {
+        all[token] = number;
+    }
+    all
+}
+
+/// The targets of a value model. Those of answers without a reward, which are not learned, are 0.
+fn returns(rollouts: &[Rollout], rules: &BatchRules) -> Vec<Vec<f64>> {
+    let AdvantageRule::Temporal { gamma, of_returns, .. } = rules.advantage else {
+        return rollouts.iter().map(|rollout| vec![0.0; rollout.completion.len()]).collect();
+    };
+    let of_answer = |rollout: &Rollout| match narrow(rollout.reward) {
+        Some(reward) => generalized(&tokens(rollout, rules), reward, gamma, of_returns).returns,
+        None => Vec::new(),
+    };
+    rollouts.iter().map(|rollout| at_all_tokens(rollout, of_answer(rollout))).collect()
+}
+
 fn of_tokens(rollouts: &[Rollout], rewards: &[Option<f64>], rules: &BatchRules) -> Vec<Vec<f64>> {
-    let value =
-        |rollout: &Rollout, token: usize| rollout.values.as_ref().map_or(0.0, |v| f64::from(v[token]));
-    let answers: Vec<Tokens> = rollouts
-        .iter()
-        .map(|rollout| Tokens {
-            penalties: penalties(rollout, rules),
-            values: learned(rollout).into_iter().map(|token| value(rollout, token)).collect(),
-        })
-        .collect();
+    let answers: Vec<Tokens> = rollouts.iter().map(|rollout| tokens(rollout, rules)).collect();
     let found = match rules.advantage {
-        AdvantageRule::Temporal { gamma, lambda } => {
+        AdvantageRule::Temporal { gamma, lambda, .. } => {
             let known: Vec<usize> = (0..answers.len()).filter(|index| rewards[*index].is_some()).collect();
             let of_known = |index: &usize| {
                 generalized(&answers[*index], rewards[*index].unwrap_or(0.0), gamma, lambda).advantages
@@ -405,14 +450,7 @@ fn of_tokens(rollouts: &[Rollout], rewards: &[Option<f64>], rules: &BatchRules) 
         }
         _ => reinforce_plus_plus(&answers, rewards),
     };
-    let spread = |(rollout, found): (&Rollout, Vec<f64>)| {
-        let mut all = vec![0.0; rollout.completion.len()];
-        for (token, advantage) in learned(rollout).into_iter().zip(found) {
-            all[token] = advantage;
-        }
-        all
-    };
-    rollouts.iter().zip(found).map(spread).collect()
+    rollouts.iter().zip(found).map(|(rollout, found)| at_all_tokens(rollout, found)).collect()
 }
 
 /// The arrays of some rows. A token of a completion is the target of the column before it.
@@ -422,7 +460,9 @@ fn batch_of(rows: &[RolloutRow], shape: RowShape) -> Batch {
     let pad = pad.cast_signed();
     let (mut inputs, mut targets) = (vec![pad; size], vec![pad; size]);
     let (mut positions, mut segments, mut counted) = (vec![0; size], vec![0; size], vec![0; size]);
-    let (mut advantages, mut old, mut sampler) = (vec![0_f32; size], vec![0_f32; size], vec![0_f32; size]);
+    let zeros = || vec![0_f32; size];
+    let (mut advantages, mut old, mut sampler) = (zeros(), zeros(), zeros());
+    let (mut values, mut returns) = (zeros(), zeros());
     for (number, row) in rows.iter().enumerate() {
         let tokens: Vec<i32> =
             row.prompt.iter().chain(&row.completion).map(|token| token.cast_signed()).collect();
@@ -437,7 +477,8 @@ fn batch_of(rows: &[RolloutRow], shape: RowShape) -> Batch {
             counted[index] = 1;
             advantages[index] = row.advantages[token] as f32;
             let of = |list: &Option<Vec<f32>>| list.as_ref().map_or(0.0, |list| list[token]);
-            (old[index], sampler[index]) = (of(&row.old), of(&row.sampler));
+            (old[index], sampler[index], values[index]) = (of(&row.old), of(&row.sampler), of(&row.values));
+            returns[index] = row.returns.as_ref().map_or(0.0, |returns| returns[token] as f32);
         }
     }
     let dims = [rows.len(), length];
@@ -458,6 +499,8 @@ fn batch_of(rows: &[RolloutRow], shape: RowShape) -> Batch {
         numbers(arrays::ADVANTAGES, &advantages),
         numbers(arrays::OLD_LOG_PROBABILITIES, &old),
         numbers(arrays::SAMPLER_LOG_PROBABILITIES, &sampler),
+        numbers(arrays::VALUES, &values),
+        numbers(arrays::RETURNS, &returns),
     ];
     Batch { rows: rows.len(), arrays, target_bytes: 0 }
 }
@@ -475,6 +518,7 @@ mod tests {
             masks_truncated: true,
             with_old: true,
             with_sampler: true,
+            with_values: false,
         }
     }
 
@@ -543,8 +587,35 @@ mod tests {
         let recorded = BatchRules { uses_recorded: true, ..rules() };
         refused(whole(), recorded, "no `advantage`");
         let lambda = Lambda::Fixed(1.0);
-        let temporal = BatchRules { advantage: AdvantageRule::Temporal { gamma: 1.0, lambda }, ..rules() };
-        refused(whole(), temporal, "no `values`");
+        let advantage = AdvantageRule::Temporal { gamma: 1.0, lambda, of_returns: lambda };
+        refused(whole(), BatchRules { advantage, ..rules() }, "no `values`");
+    }
+
+    #[test]
+    fn values_and_their_targets_are_at_their_tokens() {
+        let advantage = AdvantageRule::Temporal {
+            gamma: 1.0,
+            lambda: Lambda::Fixed(0.5),
+            of_returns: Lambda::Fixed(1.0),
+        };
+        let rules = BatchRules { advantage, with_values: true, masks_degenerate: false, ..rules() };
+        let rollout = Rollout {
+            values: Some(vec![0.5, 9.0, 0.25]),
+            // The second token is one of a tool.
+            mask: Some(vec![1, 0, 1]),
+            ..rollout(&[1, 2], &[3, 4, 5], 2.0)
+        };
+        let batch = RolloutBatch::new(vec![rollout], &rules).unwrap();
+        let made = batch.rows(0..1, SHAPE).unwrap();
+        assert_eq!(numbers(&made, arrays::VALUES), [0.0, 0.5, 0.0, 0.25]);
+        // With a weight of 1 the target is the sum of the rewards that follow.
+        assert_eq!(numbers(&made, arrays::RETURNS), [0.0, 2.0, 0.0, 2.0]);
+        // Two numbers are ±1/√2 when they are whitened.
+        let found = numbers(&made, arrays::ADVANTAGES);
+        assert!(
+            (found[1] + 0.5_f32.sqrt()).abs() < 1e-5 && (found[3] - 0.5_f32.sqrt()).abs() < 1e-5,
+            "{found:?}"
+        );
     }
 
     #[test]

@@ -229,6 +229,7 @@ mod tests {
                 masks_truncated: false,
                 with_old: false,
                 with_sampler: false,
+                with_values: false,
             },
         }
     }

@@ -17,6 +17,7 @@ pub mod rewards;
 mod rollout;
 mod seeds;
 mod tasks;
+mod tools;
 
 pub use batch::{AdvantageRule, BatchRules, RolloutBatch, RowShape, arrays};
 pub use error::RlError;
@@ -26,3 +27,4 @@ pub use prompts::{PROMPTS, Prompt, PromptForm, PromptOrder, PromptSet, PromptSou
 pub use rollout::{Advantage, Finish, Rollout};
 pub use seeds::key;
 pub use tasks::{Task, TaskKind, TaskOptions};
+pub use tools::{Tool, ToolSettings, Tools};

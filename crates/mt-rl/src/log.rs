@@ -1,6 +1,7 @@
 //! The rollouts that a run records as it samples them.
 
 use std::{
+    collections::BTreeSet,
     fs::{File, OpenOptions},
     io::{BufRead, BufReader, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
@@ -14,6 +15,8 @@ use crate::{RlError, Rollout};
 pub struct RolloutLog {
     path: PathBuf,
     file: File,
+    /// The steps whose rollouts the file had when it was opened.
+    before: BTreeSet<u64>,
 }
 
 /// The begin of a line, from which its step is known.
@@ -34,11 +37,16 @@ impl RolloutLog {
         let mut options = OpenOptions::new();
         let opened = options.read(true).write(true).create(true).truncate(false).open(path);
         let mut file = opened.map_err(RlError::io("open", path))?;
-        let kept = kept_bytes(&file, next).map_err(RlError::io("read", path))?;
+        let (kept, before) = kept_bytes(&file, next).map_err(RlError::io("read", path))?;
         file.set_len(kept)
             .and_then(|()| file.seek(SeekFrom::End(0)).map(|_| ()))
             .map_err(RlError::io("write", path))?;
-        Ok(Self { path: path.to_owned(), file })
+        Ok(Self { path: path.to_owned(), file, before })
+    }
+
+    /// Whether the file had rollouts of a step when it was opened.
+    pub fn has(&self, step: u64) -> bool {
+        self.before.contains(&step)
     }
 
     /// Appends rollouts. They are durable when this function returns.
@@ -70,19 +78,19 @@ impl RolloutLog {
     }
 }
 
-/// The bytes of the whole lines before the first one of step `next` or a later one.
-fn kept_bytes(file: &File, next: u64) -> std::io::Result<u64> {
+/// The bytes of the whole lines before the first one of step `next` or a later one, and their steps.
+fn kept_bytes(file: &File, next: u64) -> std::io::Result<(u64, BTreeSet<u64>)> {
     let mut reader = BufReader::new(file);
     reader.seek(SeekFrom::Start(0))?;
-    let (mut kept, mut line) = (0, Vec::new());
+    let (mut kept, mut line, mut steps) = (0, Vec::new(), BTreeSet::new());
     loop {
         line.clear();
         let length = reader.read_until(b'\n', &mut line)?;
-        let is_earlier =
-            || serde_json::from_slice::<StepOfLine>(&line).is_ok_and(|of_line| of_line.step < next);
-        if length == 0 || !line.ends_with(b"\n") || !is_earlier() {
-            return Ok(kept);
-        }
+        let step = serde_json::from_slice::<StepOfLine>(&line).ok().map(|of_line| of_line.step);
+        let Some(step) = step.filter(|step| *step < next && line.ends_with(b"\n")) else {
+            return Ok((kept, steps));
+        };
+        steps.insert(step);
         kept += length as u64;
     }
 }

@@ -155,6 +155,19 @@ impl PromptOrder {
     pub fn steps(&self) -> u64 {
         (self.mini_batches * self.iterations).max(1) as u64
     }
+
+    /// The numbers of the prompts of batch `number`, among those of a set of `size`; `None` after the last epoch.
+    pub fn numbers(&self, size: usize, number: u64) -> Option<Vec<usize>> {
+        let (size, count) = (size as u64, self.prompts() as u64);
+        let first = number.checked_mul(count)?;
+        let end = self.num_epoch.map_or(u64::MAX, |epochs| epochs.saturating_mul(size));
+        let prompt = |number: u64| match self.shuffle {
+            true => Permutation::new(size, key(&[self.seed, number / size])).apply(number % size),
+            false => number % size,
+        };
+        let is_whole = first.saturating_add(count) <= end;
+        is_whole.then(|| (first..first + count).map(|number| prompt(number) as usize).collect())
+    }
 }
 
 /// The numbers of the prompts of each step. All steps with one batch of answers have the same prompts.
@@ -190,28 +203,14 @@ impl PromptSource {
             self.order.prompts()
         )
     }
-
-    /// The prompt that is the `number`-th of all epochs.
-    fn prompt(&self, number: u64) -> u64 {
-        let size = self.set.prompts.len() as u64;
-        match self.order.shuffle {
-            true => Permutation::new(size, key(&[self.order.seed, number / size])).apply(number % size),
-            false => number % size,
-        }
-    }
 }
 
 impl BatchSource for PromptSource {
     fn next_batch(&mut self) -> Result<Option<Batch>, DataError> {
-        let count = self.order.prompts() as u64;
-        let first = self.step / self.order.steps() * count;
-        let size = self.set.prompts.len() as u64;
-        let end = self.order.num_epoch.map_or(u64::MAX, |epochs| epochs.saturating_mul(size));
-        if first.saturating_add(count) > end {
-            return Ok(None);
-        }
+        let number = self.step / self.order.steps();
+        let Some(numbers) = self.order.numbers(self.set.prompts.len(), number) else { return Ok(None) };
         self.step += 1;
-        let numbers: Vec<i32> = (first..first + count).map(|number| self.prompt(number) as i32).collect();
+        let numbers: Vec<i32> = numbers.into_iter().map(|number| number as i32).collect();
         let values =
             HostArray::from_slice(DType::I32, &[numbers.len()], &numbers).expect("one for each prompt");
         let arrays = vec![NamedArray { name: PROMPTS, values: Arc::new(values) }];

@@ -2,7 +2,7 @@
 //!
 //! The engine that generates lies beside this crate, so that the caller of a run passes it as a [`Generator`].
 
-use std::{collections::BTreeSet, error::Error, sync::Arc};
+use std::{collections::BTreeSet, error::Error, fmt, sync::Arc};
 
 use mt_data::{Batch, StudentAnswers, Tokenizer, answers};
 use mt_runtime::Array;
@@ -24,10 +24,28 @@ pub struct AnswerSampling {
     pub max_length: usize,
     /// The tokens that end an answer, to which they belong.
     pub ends: BTreeSet<u32>,
+    /// Ends an answer after a token.
+    pub stop: Option<StopRule>,
     /// The number of the most probable tokens among which each is drawn; all of them if `None`.
     pub top_k: Option<usize>,
     /// The probability of the most probable tokens among which each is drawn; all of them if `None`.
     pub top_p: Option<f64>,
+}
+
+/// Whether an answer of these tokens has ended, such as by a text in it.
+#[derive(Clone)]
+pub struct StopRule(pub Arc<dyn Fn(&[u32]) -> bool + Send + Sync>);
+
+impl fmt::Debug for StopRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StopRule")
+    }
+}
+
+impl PartialEq for StopRule {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 /// A prompt to be answered.
@@ -37,6 +55,8 @@ pub struct AnswerRequest {
     /// Together with the seed, this number decides the draws. Successive requests with the same prompt and successive numbers
     /// are answered from one pass over the prompt.
     pub sample: u64,
+    /// The most tokens of this answer.
+    pub max_tokens: usize,
 }
 
 /// An answer with the log-probabilities of its tokens, before a temperature or a truncation.
@@ -101,12 +121,16 @@ impl Answering {
             // The last token of a row is only a target.
             max_length: (self.length + 1).min(positions),
             ends: self.ends(&batch),
+            stop: None,
             top_k: None,
             top_p: None,
         };
         let prompts = answers::prompts(&batch);
-        let request =
-            |(row, prompt): (usize, &Vec<u32>)| AnswerRequest { prompt: prompt.clone(), sample: row as u64 };
+        let request = |(row, prompt): (usize, &Vec<u32>)| AnswerRequest {
+            prompt: prompt.clone(),
+            sample: row as u64,
+            max_tokens: sampling.max_tokens,
+        };
         let requests: Vec<AnswerRequest> = prompts.iter().enumerate().map(request).collect();
         let made = self.generator.answers(trainer.parameters()?, &requests, &sampling);
         let made = made.map_err(TrainError::Generation)?;

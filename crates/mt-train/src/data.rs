@@ -11,8 +11,8 @@ use mt_data::{
     Conversations, Damage, DataError, Dataset, DatasetOptions, Drawn, EvaluationSet, Examples,
     FillInTheMiddle, HeldOut, MismatchedHeldOut, MismatchedSource, Packing, PromptLimit, RecordFormat,
     Remainder, RewardColumns, Skipped, Source, Split, StoredLogitsOptions, StoredLogitsSource, Targets,
-    Tokenizer, TrainIterator, UnigramModel, UserFunction, Watch, bits_per_byte, instructions,
-    repository_documents, save_documents, save_instruction_pairs, save_instructions, train_bpe,
+    Tokenizer, TrainIterator, UnigramModel, UserFunction, Watch, bits_per_byte, instructions, questions,
+    repository_documents, save_documents, save_instruction_pairs, save_instructions, save_prompts, train_bpe,
 };
 
 use mt_rl::{PromptForm, PromptOrder, PromptSet, PromptSource, RecordedOptions, RecordedRollouts, RowShape};
@@ -498,11 +498,13 @@ impl DataRequest<'_> {
             Some(Source::Records { format, columns, .. })
                 if self.data.format() == Some(DataFormat::Instructions) =>
             {
-                let save = match self.data.records() {
-                    Some(RecordKind::Pairs | RecordKind::RankedAnswers) => save_instruction_pairs,
-                    _ => save_instructions,
-                };
-                let file = self.own_copy(split, |file| save(file, &instructions(split)))?;
+                let file = self.own_copy(split, |file| match self.data.records() {
+                    Some(RecordKind::Pairs | RecordKind::RankedAnswers) => {
+                        save_instruction_pairs(file, &instructions(split))
+                    }
+                    Some(RecordKind::Prompts) => save_prompts(file, &questions(split)),
+                    _ => save_instructions(file, &instructions(split)),
+                })?;
                 Ok(Some(Source::Records { files: vec![file], format, columns }))
             }
             Some(source) => Ok(Some(self.processed(split, source)?)),

@@ -15,6 +15,7 @@ use mt_trace::{Key, Region, ScanOptions, Tensor};
 use crate::derived::Derived;
 use crate::objective::{
     BatchArray, BatchTensors, BoundModel, FrozenModel, MetricName, ModelUse, Models, NamedTensors, Objective,
+    Score,
 };
 
 /// How the loss of a batch and its gradients are computed.
@@ -97,7 +98,8 @@ struct Slice<L> {
 const MICRO_BATCH: &str = "micro_batch";
 
 impl LossRule {
-    /// The parameters to differentiate: those of the model, and the arrays of learned maps.
+    /// The parameters to differentiate: those of the model, the arrays of learned maps, and the parameters of the value
+    /// model.
     pub fn specs(&self) -> Vec<(Path, ParamSpec)> {
         self.derived.all_specs(&*self.model)
     }
@@ -232,16 +234,12 @@ impl LossRule {
                 };
                 let mut parameters: Vec<_> = given.parameters.iter().zip(specs).map(parameter).collect();
                 self.derived.apply(&mut parameters, given.frozen);
-                let num_parameters = specs.len() - self.derived.map_specs().count();
-                let trained = BoundModel {
-                    model: &*self.model,
-                    specs: &specs[..num_parameters],
-                    parameters: &parameters[..num_parameters],
-                    usage: self.usage,
-                    dropout: Some(given.dropout),
-                    is_differentiated: true,
+                let (trained, value) = self.bind_trained(specs, &parameters);
+                let models = Models {
+                    trained: trained.differentiated(given.dropout),
+                    value: value.map(|value| value.differentiated(given.dropout)),
+                    frozen: self.bind_frozen(&frozen_specs, given.frozen),
                 };
-                let models = Models { trained, frozen: self.bind_frozen(&frozen_specs, given.frozen) };
                 let loss = self.objective.loss(&models, given.batch, given.divisors, given.step);
                 let mut share = loss.share;
                 let mut terms = loss.terms;
@@ -277,24 +275,36 @@ impl LossRule {
     ) -> NamedTensors<'t> {
         let frozen_specs = self.frozen_specs();
         let trained = self.without_gradients(&*self.model, specs, &models.trained);
-        let models = Models { trained, frozen: self.bind_frozen(&frozen_specs, &models.frozen) };
+        let models = Models { trained, value: None, frozen: self.bind_frozen(&frozen_specs, &models.frozen) };
         self.objective.evaluate(&models, batch)
     }
 
-    /// The scores of answers.
-    ///
-    /// # Panics
-    /// The objective has none.
+    /// The scores of answers, from the parameters that `specs` describes ([`Self::specs`]).
     pub fn scores<'t>(
         &self,
         specs: &[(Path, ParamSpec)],
         models: &ModelTensors<'t>,
         batch: &BatchTensors<'t>,
-    ) -> Tensor<'t> {
+    ) -> Vec<(Score, Tensor<'t>)> {
         let frozen_specs = self.frozen_specs();
-        let trained = self.without_gradients(&*self.model, specs, &models.trained);
-        let models = Models { trained, frozen: self.bind_frozen(&frozen_specs, &models.frozen) };
-        self.objective.scores(&models, batch).expect("the objective scores answers")
+        let (trained, value) = self.bind_trained(specs, &models.trained);
+        let models = Models { trained, value, frozen: self.bind_frozen(&frozen_specs, &models.frozen) };
+        self.objective.scores(&models, batch)
+    }
+
+    /// The trained model and the value model, from the parameters of both.
+    fn bind_trained<'a, 't>(
+        &'a self,
+        specs: &'a [(Path, ParamSpec)],
+        parameters: &'a [Tensor<'t>],
+    ) -> (BoundModel<'a, 't>, Option<BoundModel<'a, 't>>) {
+        let (end, first) = (self.derived.num_parameters(), self.derived.first_of_value_model());
+        let trained = self.without_gradients(&*self.model, &specs[..end], &parameters[..end]);
+        let value = self
+            .derived
+            .value_model()
+            .map(|model| self.without_gradients(&**model, &specs[first..], &parameters[first..]));
+        (trained, value)
     }
 
     /// The array of a batch that `model` computes before training.

@@ -47,7 +47,9 @@ mod update;
 #[cfg(test)]
 mod tests;
 
-pub use answers::{AnswerRequest, AnswerSampling, GenerationError, Generator, GivenAnswer, MakeGenerator};
+pub use answers::{
+    AnswerRequest, AnswerSampling, GenerationError, Generator, GivenAnswer, MakeGenerator, StopRule,
+};
 pub use data::{DataRequest, RunData};
 pub use error::TrainError;
 pub use events::{Event, Observer};

@@ -226,13 +226,14 @@ impl TrainPlan {
         self.loss.objective.sequences(self.rows)
     }
 
-    /// The FLOPs of a training step with `rows` rows on all devices: those of the trained model, and of the forward
-    /// passes of frozen models.
+    /// The FLOPs of a training step with `rows` rows on all devices: those of the trained model and of the value model, and
+    /// of the forward passes of frozen models.
     pub fn step_flops(&self, rows: usize) -> f64 {
         let [rows, length] = self.loss.objective.sequences(rows);
         let frozen = self.loss.frozen.iter().map(|frozen| frozen.model(&*self.model).flops());
         let forward: f64 = frozen.map(|flops| flops.forward(rows, length)).sum();
-        self.model.flops().training_step(rows, length) + forward
+        let trained = [&self.model].into_iter().chain(self.loss.derived.value_model());
+        trained.map(|model| model.flops().training_step(rows, length)).sum::<f64>() + forward
     }
 
     /// Bytes per device of the arguments of a training step.
@@ -315,8 +316,8 @@ impl StateRule {
         let remat = &settings.model.remat;
         let parameters_in = memory(remat.parameter_memory_host_offload, platform);
         let slots_in = memory(remat.optimizer_memory_host_offload, platform);
-        // The names of derived parameters are those of one of both forms.
-        let other = model.otherwise_scanned().filter(|_| derived.is_empty()).and_then(|other| {
+        // The names of derived parameters, and of those of a value model, are those of one of both forms.
+        let other = model.otherwise_scanned().filter(|_| derived.is_plain()).and_then(|other| {
             let rule = update.of_other(&settings.optimizer, model, &*other)?;
             Some(StateLayout::new(&*other, &rule, derived))
         });
@@ -347,7 +348,9 @@ fn loss_rule(
     let frozen: Arc<[FrozenModel]> =
         objective.frozen().into_iter().map(|frozen| frozen.beside(&*model, base)).collect();
     Ok(LossRule {
-        derived: Arc::new(Derived::new(&settings.distillation, &*model, &frozen)?),
+        derived: Arc::new(
+            Derived::new(&settings.distillation, &*model, &frozen)?.beside(objective.value_model(&*model)),
+        ),
         frozen,
         precomputed: objective.precomputed().map(|array| array.model().beside(&*model, base)),
         model,

@@ -17,7 +17,7 @@ use crate::{
     gradients::{LossAndGradients, LossRule, ModelTensors},
     measured::{Measured, reported},
     metrics::names,
-    objective::{BatchArray, BatchTensors, BoundModel, FrozenModel, FrozenSource, TOP, text_tokens},
+    objective::{BatchArray, BatchTensors, BoundModel, FrozenModel, FrozenSource, Score, TOP, text_tokens},
     state::StateLayout,
     update::UpdateRule,
 };
@@ -211,19 +211,22 @@ impl Programs {
         Ok(Measured { program, names: names.into() })
     }
 
-    /// Traces the program that computes the scores of `rows` answers, if the objective has them. It takes the parameters,
-    /// the arrays of frozen models and a batch.
-    pub fn scores(&self, rows: usize) -> Result<Program, TrainError> {
-        let specs = self.model.parameters();
-        self.build(SCORES, |inputs| {
-            let parameters = self.layout.declare(inputs, self.layout.parameters(), false);
+    /// Traces the program that computes the scores of `rows` answers; returns what they are, too. It takes the parameters of
+    /// the trained model and of the value model, the arrays of frozen models and a batch.
+    pub fn scores(&self, rows: usize) -> Result<(Program, Vec<Score>), TrainError> {
+        let specs = self.loss.specs();
+        let mut kinds = Vec::new();
+        let program = self.build(SCORES, |inputs| {
+            let parameters = self.layout.declare(inputs, self.layout.stepped(), false);
             let frozen = self.frozen(inputs, &parameters);
             let trained = self.layout.for_model(&specs, &parameters);
             let batch = self.batch_of(inputs, &self.loss.objective.scored_arrays(rows));
             let models = ModelTensors { trained, frozen };
             let scores = self.loss.scores(&specs, &models, &batch);
-            vec![inputs.replicated("scores", scores)]
-        })
+            kinds = scores.iter().map(|(kind, _)| *kind).collect();
+            scores.into_iter().map(|(_, values)| inputs.replicated("scores", values)).collect()
+        })?;
+        Ok((program, kinds))
     }
 
     /// Traces the program that computes an array of `rows` rows before training. It takes all parameters of `model` and the

@@ -86,6 +86,14 @@ pub(crate) fn check_sources(
     Ok(())
 }
 
+/// Checks the parameters that the configuration names for the value model, as [`check_sources`] does for the policy.
+pub(crate) fn check_value_model(plan: &TrainPlan) -> Result<(), TrainError> {
+    if let (Some(model), Some(path)) = (plan.loss.derived.value_model(), &plan.settings.rl.value_path) {
+        FirstParameters::open(&**model, path)?;
+    }
+    Ok(())
+}
+
 /// Checks that the first values of all parameters can be drawn.
 pub(crate) fn check_drawn(model: &dyn Model) -> Result<(), TrainError> {
     let loaded = model.parameters().into_iter().find(|(_, spec)| spec.initializer == Initializer::Loaded);
@@ -147,7 +155,32 @@ pub(crate) fn restore(
             state.replace(saved.indices(&*plan.model).into_iter().zip(load()?));
         }
     }
+    load_value_model(plan, runtime, sources, observer, &mut state)?;
     Ok(Restored { state, first_step: 0, resumed: None })
+}
+
+/// Loads the first parameters of the value model: those that the configuration names for it, or the policy's with a head
+/// of its own. Without either, they keep their drawn values.
+fn load_value_model(
+    plan: &TrainPlan,
+    runtime: &Runtime,
+    sources: &Sources,
+    observer: &Observer,
+    state: &mut TrainState,
+) -> Result<(), TrainError> {
+    let (group, placement, derived) = (&plan.settings.checkpoint, &plan.placement, &plan.loss.derived);
+    let Some(model) = derived.value_model() else { return Ok(()) };
+    let named = plan.settings.rl.value_path.as_deref();
+    let Some(path) = named.or_else(|| sources.first_parameters(plan, group)) else { return Ok(()) };
+    let saved = FirstParameters::open(&**model, path)?;
+    let loaded = saved.load(&**model, runtime, placement, ArrayUse::Donate)?;
+    loaded.skipped.iter().for_each(|skipped| warn_of_skipped(skipped, observer));
+    let memory = plan.state_rule.layout.parameters_in();
+    let first = derived.first_of_value_model();
+    for (index, array) in saved.indices(&**model).into_iter().zip(loaded.arrays) {
+        state.replace([(first + index, array.moved_to(runtime, memory)?)]);
+    }
+    Ok(())
 }
 
 /// As [`restore`], for a model with adapters. The base is loaded or drawn in any case, because checkpoints hold adapters

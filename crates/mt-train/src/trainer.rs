@@ -17,6 +17,7 @@ use crate::{
     measured::{BySize, Measured, PendingMetrics},
     metrics::EvaluationMeasurements,
     monitor::{Timeline, system_clock},
+    objective::Score,
     program::Programs,
     restore::{self, ITERATOR_FILE, ITERATOR_ITEM},
     sources::{SourceRecord, Sources},
@@ -38,6 +39,13 @@ pub struct Trainer {
     /// The weights that the run uses and does not save, which checkpoints record.
     pub(crate) sources: SourceRecord,
     pub(crate) next_step: u64,
+}
+
+/// The compiled program of [`Trainer::scores`] for a number of rows.
+pub(crate) struct ScoreProgram {
+    rows: usize,
+    executable: Executable,
+    kinds: Vec<Score>,
 }
 
 impl Trainer {
@@ -150,22 +158,27 @@ impl Trainer {
     /// is kept in `program` for further batches of as many rows.
     pub(crate) fn scores(
         &self,
-        program: &mut Option<(usize, Executable)>,
+        program: &mut Option<ScoreProgram>,
         batch: &Batch,
-    ) -> Result<HostArray, TrainError> {
-        if program.as_ref().is_none_or(|(rows, _)| *rows != batch.rows) {
-            let traced = self.programs.scores(batch.rows)?;
-            *program = Some((batch.rows, self.runtime.compile(&traced, &self.plan.compile_settings())?));
+    ) -> Result<Vec<(Score, HostArray)>, TrainError> {
+        if program.as_ref().is_none_or(|known| known.rows != batch.rows) {
+            let (traced, kinds) = self.programs.scores(batch.rows)?;
+            let executable = self.runtime.compile(&traced, &self.plan.compile_settings())?;
+            *program = Some(ScoreProgram { rows: batch.rows, executable, kinds });
         }
-        let (_, executable) = program.as_ref().expect("it has just been compiled");
+        let ScoreProgram { executable, kinds, .. } = program.as_ref().expect("it has just been compiled");
         let declared = self.plan.objective().scored_arrays(batch.rows);
         let arguments = executable.inputs();
         let arguments = &arguments[arguments.len() - declared.len()..];
         let order = self.programs.order;
         let arrays = batch::to_devices(&self.runtime, &declared, arguments, batch, order)?;
-        let inputs = self.state()?.parameters().iter().chain(&self.frozen).chain(&arrays);
+        let trained = &self.state()?.arrays[self.programs.layout.stepped()];
+        let inputs = trained.iter().chain(&self.frozen).chain(&arrays);
         let made = executable.run(inputs.map(Input::Borrow).collect())?;
-        Ok(batch::as_read(made[0].to_host()?, 1, order))
+        let to_host = |(kind, array): (&Score, &Array)| -> Result<_, TrainError> {
+            Ok((*kind, batch::as_read(array.to_host()?, 1, order)))
+        };
+        kinds.iter().zip(&made).map(to_host).collect()
     }
 
     /// Saves the state after the last step as the checkpoint of that step, with the data position if given. The copies

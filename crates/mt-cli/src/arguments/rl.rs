@@ -4,8 +4,8 @@ pub(super) const RL: &str = "\
 Trains a model on answers with rewards, or resumes the run that `run_name` names.
 
 This is `maxtext train` with the preset `reinforcement`. `rl.loss_algo` names the
-algorithm: GRPO (the default), Dr. GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE++ or
-PPO. `rl.rollouts_path` names answers that another run or program has recorded,
+algorithm: GRPO (the default), Dr. GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE++,
+PPO or RAFT. `rl.rollouts_path` names answers that another run or program has recorded,
 one JSON object a line: the tokens of prompt and completion, the log-probabilities
 of the sampler, and the reward.";
 

@@ -14,6 +14,7 @@ mod hub_data;
 pub mod logits;
 pub mod plugin;
 pub mod reward;
+pub mod rl;
 pub mod serve;
 pub mod sft;
 mod speculation;

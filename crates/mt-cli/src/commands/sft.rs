@@ -43,24 +43,26 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
         return train::run_as(command, settings, None);
     }
     let base = match base_of(&RunGroup::from_config(&config)?)?
-        .map_or_else(|| newest_quick_start(&config), |base| Ok(Some(base)))?
+        .map_or_else(|| newest_run(&config, "repository"), |base| Ok(Some(base)))?
     {
         Some(base) => base,
         None => {
             say!("no run of the quick start can be adapted, so a smaller one is trained first");
             let status = train::run(Settings { settings: of_base(&settings.settings) })?;
-            match newest_quick_start(&config)? {
+            match newest_run(&config, "repository")? {
                 Some(base) if status == ExitCode::SUCCESS => base,
                 _ => return Ok(status),
             }
         }
     };
-    train::run_as(command, settings, Some(Lesson { base }))
+    train::run_as(command, settings, Some(Lesson { base, has_exam: true }))
 }
 
-/// The run that the quick start adapts.
+/// The run that a quick start goes on with.
 pub struct Lesson {
     pub base: PathBuf,
+    /// Whether questions are asked before and after.
+    pub has_exam: bool,
 }
 
 /// Held-out questions, and how many of them the model answered before it was adapted.
@@ -119,7 +121,7 @@ impl Exam {
 }
 
 /// The run that a run of this name adapts, if it has begun.
-fn base_of(run: &RunGroup) -> Result<Option<PathBuf>, Failure> {
+pub fn base_of(run: &RunGroup) -> Result<Option<PathBuf>, Failure> {
     if run.run_name.is_empty() || !has_checkpoints(&run.stored_directory()) {
         return Ok(None);
     }
@@ -128,8 +130,8 @@ fn base_of(run: &RunGroup) -> Result<Option<PathBuf>, Failure> {
     Ok(base.map(PathBuf::from))
 }
 
-/// The newest run of the quick start: a run on a repository with the quick start's model.
-fn newest_quick_start(config: &Config) -> Result<Option<PathBuf>, Failure> {
+/// The newest run on data of this kind, a value of `hf_path`, with the quick start's model.
+pub fn newest_run(config: &Config, data: &str) -> Result<Option<PathBuf>, Failure> {
     let runs = RunGroup::from_config(config)?.output_directory();
     let Ok(entries) = fs::read_dir(&runs) else { return Ok(None) };
     let is_quick_start = |run: &Path| {
@@ -137,7 +139,8 @@ fn newest_quick_start(config: &Config) -> Result<Option<PathBuf>, Failure> {
             return false;
         };
         let is_same = |key: &&str| saved.entry(key).value == config.entry(key).value;
-        saved.entry("hf_path").value == "repository" && MODEL_KEYS.iter().all(is_same)
+        let is_rewarded = saved.entry("use_rl").value == true;
+        saved.entry("hf_path").value == data && !is_rewarded && MODEL_KEYS.iter().all(is_same)
     };
     let changed = |run: &PathBuf| {
         let modified = fs::metadata(run.join("checkpoints")).and_then(|metadata| metadata.modified());
@@ -150,6 +153,11 @@ fn newest_quick_start(config: &Config) -> Result<Option<PathBuf>, Failure> {
 
 /// The arguments with which the model that is adapted is trained.
 fn of_base(given: &[String]) -> Vec<String> {
+    [without_name_and_steps(given), vec![format!("steps={BASE_STEPS}")]].concat()
+}
+
+/// The arguments that an earlier run shares.
+pub fn without_name_and_steps(given: &[String]) -> Vec<String> {
     let is_shared = |argument: &&String| !matches!(argument.split('=').next(), Some("run_name" | "steps"));
-    given.iter().filter(is_shared).cloned().chain([format!("steps={BASE_STEPS}")]).collect()
+    given.iter().filter(is_shared).cloned().collect()
 }

@@ -16,7 +16,7 @@ use mt_train::{Ending, GoodputSummary, MakeGenerator, TrainOptions, TrainReport,
 use crate::{
     arguments::{Decode, Settings},
     commands::{
-        check_output, decode, hub_data::with_files_of_hub, resolve, sft::Lesson, warn, warn_of_training,
+        check_output, decode, hub_data::with_files_of_hub, resolve, rl, sft::Lesson, warn, warn_of_training,
     },
     console::Console,
     failure::Failure,
@@ -63,16 +63,21 @@ pub fn run_as(
     let options = TrainOptions { observer, repository: repository(), generator };
     let name = train_config.run.run_name.clone();
     let chat_template = train_config.data.chat_template.as_deref();
-    let exam = lesson.map(|lesson| lesson.begin(chat_template, &train_config.run.directory())).transpose()?;
+    let exam = lesson
+        .filter(|lesson| lesson.has_exam)
+        .map(|lesson| lesson.begin(chat_template, &train_config.run.directory()))
+        .transpose()?;
     let is_reward_model = train_config.reward.use_reward;
     let record = RunRecord::new(config);
     let report = train(train_config, &record, &options)?;
     let sample = || match &exam {
         Some(exam) => exam.report(&report.run_directory),
+        None if record.is_quick_start() && preset.is_some() => rl::report(&report.run_directory),
         None if record.is_quick_start() => sample(&report.run_directory),
         None => Ok(()),
     };
-    let continuation = match (is_reward_model, exam.is_some()) {
+    let chats = exam.is_some() || record.is_quick_start() && preset.is_some();
+    let continuation = match (is_reward_model, chats) {
         (true, _) => Continuation::Score,
         (false, true) => Continuation::Chat,
         (false, false) => Continuation::Decode,
@@ -145,7 +150,8 @@ fn close(
         say!("{}", goodput_line(goodput));
     }
     if let Some(chart) = &report.chart {
-        say!("loss curve: {}", chart.display());
+        let quantity = chart.file_stem().unwrap_or_default().to_string_lossy();
+        say!("{quantity} curve: {}", chart.display());
     }
     // The run is saved, so a failed sample is reported but does not fail the command.
     if let Some(failure) = has_checkpoints.then(sample).and_then(Result::err) {

@@ -2,6 +2,8 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpListener,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -145,6 +147,10 @@ fn killed_runs_continue_exactly() {
     check("several", &["num_iterations=2", "num_mini_batches=2", "steps=10", "rl.importance_cap=2"]);
     check("rloo", &["loss_algo=rloo", "grpo_beta=0.1"]);
     check("dapo", &["loss_algo=dapo", "num_generations=2", "rl.dynamic_sampling_rounds=2"]);
+    // Answers that were sampled ahead are those of the file.
+    check("behind", &["rl.off_policy_steps=2", "rl.importance_cap=2"]);
+    // The value model is saved, and its old values are those of the file.
+    check("ppo", &["loss_algo=ppo", "num_iterations=2", "num_mini_batches=2", "steps=10"]);
 }
 
 #[test]
@@ -155,6 +161,26 @@ fn placements_and_micro_batches_change_no_loss() {
     rl(&sandbox, "whole", &recorded).succeeded();
     let expected = sandbox.metrics("whole").losses();
     assert!(expected[2] != expected[0], "{expected:?}");
+    let ppo: &[&str] = &[PROMPTS[0], PROMPTS[1], PROMPTS[2], "steps=1", "loss_algo=ppo", "batch_size=2"];
+    rl(&sandbox, "valued", ppo).succeeded();
+    let valued = [
+        "rl.rollouts_path=runs/valued/rollouts/rollouts.jsonl",
+        "num_epoch=3",
+        "steps=3",
+        "loss_algo=ppo",
+        "batch_size=2",
+    ];
+    rl(&sandbox, "valued-whole", &valued).succeeded();
+    let split = [&valued[..], &["num_cpu_devices=8", "ici_fsdp_parallelism=8"]].concat();
+    rl(&sandbox, "valued-fsdp", &split).succeeded();
+    for name in ["learning/loss", "learning/loss/value_avg"] {
+        let series = |run: &str| sandbox.metrics(run).series(name);
+        let (own, whole) = (series("valued-fsdp"), series("valued-whole"));
+        assert!(whole.len() == 3 && whole[0] != whole[2], "{whole:?}");
+        for (own, whole) in own.iter().zip(&whole) {
+            assert!((own - whole).abs() <= 1e-5 * whole.abs().max(0.1), "{name}: {own}, not {whole}");
+        }
+    }
     for (name, keys) in [
         ("accumulated", &["gradient_accumulation_steps=4"][..]),
         ("fsdp", &["num_cpu_devices=8", "ici_fsdp_parallelism=8"]),
@@ -179,9 +205,145 @@ fn failing_rewards_stop_nothing_and_are_counted() {
         "steps=2",
     ];
     let outcome = rl(&sandbox, "failing", &keys).succeeded();
-    assert!(outcome.errors.contains("`reward_command` has failed"), "{}", outcome.errors);
+    assert!(outcome.errors.contains("the reward `command` has failed"), "{}", outcome.errors);
     let failed = sandbox.metrics("failing").series("learning/rewards/command/failed");
     assert!(failed.iter().all(|count| *count > 0.0), "{failed:?}");
+}
+
+#[test]
+fn functions_in_python_and_endpoints_judge_answers() {
+    let sandbox = sandbox();
+    fs::write(
+        sandbox.path("judges.py"),
+        "def width(prompts, completions, **columns):\n    return [float(len(text)) for text in completions]\n\
+         def broken(completions, **columns):\n    return [1 / (len(completions[0]) % 2)]\n",
+    )
+    .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("reward_url=http://{}/judge", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let mut reader = BufReader::new(&stream);
+            let (mut line, mut length) = (String::new(), 0);
+            while reader.read_line(&mut line).unwrap() > 2 {
+                length = line
+                    .strip_prefix("Content-Length: ")
+                    .map_or(length, |value| value.trim().parse().unwrap());
+                line.clear();
+            }
+            let mut body = vec![0; length];
+            reader.read_exact(&mut body).unwrap();
+            let request: Value = serde_json::from_slice(&body).unwrap();
+            let reward = json!({"reward": request["answer"].as_str().unwrap().len()}).to_string();
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", reward.len());
+            (&stream).write_all((head + &reward).as_bytes()).unwrap();
+        }
+    });
+    let keys = [
+        "hf_train_files=prompts.jsonl",
+        "reward_functions=width,broken,endpoint",
+        "reward_functions_path=judges.py",
+        "rl.reward_weights={width: 2, broken: 0, endpoint: 0.5}",
+        "steps=2",
+        &url,
+    ];
+    let outcome = rl(&sandbox, "judged", &keys).succeeded();
+    assert!(outcome.errors.contains("the reward `broken` has failed"), "{}", outcome.errors);
+    assert!(outcome.errors.contains("ZeroDivisionError"), "{}", outcome.errors);
+    for row in rows(&sandbox, "runs/judged/rollouts/rollouts.jsonl") {
+        let (rewards, text) = (&row["rewards"], row["text"].as_str().unwrap());
+        assert_eq!(rewards["width"], text.chars().count() as f64, "{row}");
+        assert_eq!(rewards["broken"].is_null(), text.chars().count() % 2 == 0, "{row}");
+        assert_eq!(rewards["endpoint"], row["answer"].as_str().unwrap().len() as f64, "{row}");
+        let total = 2.0 * rewards["width"].as_f64().unwrap() + 0.5 * rewards["endpoint"].as_f64().unwrap();
+        assert!((row["reward"].as_f64().unwrap() - total).abs() < 1e-9, "{row}");
+    }
+    let refused = |keys: &[&str], fragments: &[&str]| {
+        let file = ["hf_train_files=prompts.jsonl"];
+        rl(&sandbox, "refused", &[&file[..], keys].concat()).refused(fragments);
+    };
+    let path = "reward_functions_path=judges.py";
+    refused(&[path, "reward_functions=absent"], &["no function `absent`", "hint: "]);
+    refused(&[path, "reward_functions=exact"], &["name functions of the file"]);
+    refused(&["reward_url=https://judge/"], &["encrypted connections are not built yet", "hint: "]);
+    refused(&["reward_functions=endpoint"], &["`reward_url` is", "hint: "]);
+    refused(&["sandbox_processes=9"], &["which run no code"]);
+    refused(&["reward_functions=code"], &["`tests` is neither a script nor a list", "hint: "]);
+}
+
+#[test]
+fn tools_have_their_say() {
+    let sandbox = sandbox();
+    let own = ["batch_size", "num_generations", "grpo_beta", "steps"];
+    let is_of_both = |line: &&str| !own.iter().any(|key| line.starts_with(&format!("{key}:")));
+    let model: String = CONFIG.lines().filter(is_of_both).map(|line| format!("{line}\n")).collect();
+    fs::write(sandbox.path("sft.yml"), model).unwrap();
+    let call = "[calculator: 2+3]";
+    let row = |number: usize| json!({"prompt": format!("{number}+1="), "answer": call});
+    write_rows(&sandbox, "calls.jsonl", &(0..11).map(row).collect::<Vec<_>>());
+    // A model that has learned to call a tool, and nothing else.
+    let lesson = [
+        "sft",
+        "sft.yml",
+        "run_name=caller",
+        "hf_train_files=calls.jsonl",
+        "train_data_columns=[prompt,answer]",
+        "per_device_batch_size=8",
+        "learning_rate=1e-2",
+        "learning_rate_schedule_steps=200",
+        "steps=120",
+        "checkpoint_period=1000",
+    ];
+    outcome(&mut sandbox.program(&lesson)).succeeded();
+    let caller = ["load_parameters_path=runs/caller", "max_target_length=96", "steps=2", "grpo_beta=0"];
+    let marks = [
+        "tool_start_token=[",
+        "tool_end_token=]",
+        "tool_response_start_token=(",
+        "tool_response_end_token=)",
+    ];
+    let check = |run: &str, keys: &[&str], said: &str| {
+        rl(&sandbox, run, &[PROMPTS, &caller, &marks, keys].concat()).succeeded();
+        let with_call = rows(&sandbox, &format!("runs/{run}/rollouts/rollouts.jsonl"));
+        let with_call: Vec<&Value> = with_call
+            .iter()
+            .filter(|row| row["text"].as_str().unwrap().starts_with(&format!("{call}{said}")))
+            .collect();
+        assert!(with_call.len() > 8, "{run}: {} answers call", with_call.len());
+        for row in with_call {
+            let mask: Vec<u64> =
+                row["mask"].as_array().unwrap().iter().map(|bit| bit.as_u64().unwrap()).collect();
+            let (before, rest) = mask.split_at(call.len());
+            assert!(
+                before.iter().all(|bit| *bit == 1) && rest[..said.len()].iter().all(|bit| *bit == 0),
+                "{row}"
+            );
+            assert_eq!(row["log_probabilities"][call.len()], 0.0, "{row}");
+        }
+        let metrics = sandbox.metrics(run);
+        assert!(metrics.series("learning/tools/call_frequency")[0] > 0.5);
+        // What follows a tool's text is sampled from what the trainer computes.
+        let differences = metrics.series("learning/sampling/sampling_logp_difference/mean");
+        assert!(differences.iter().all(|value| *value <= 1e-5), "{differences:?}");
+    };
+    check("calculated", &["rl.tools=calculator"], "(5)");
+    check("missing", &["rl.tools=command", "rl.tool_command=cat"], "(error: there is no tool `calculator`)");
+
+    let keys = [PROMPTS, &caller, &["stop_strings=[\"2+\"]", "loss_algo=raft", "rl.keep_best=2"]].concat();
+    rl(&sandbox, "stopped", &keys).succeeded();
+    let stopped = rows(&sandbox, "runs/stopped/rollouts/rollouts.jsonl");
+    let ends = |row: &&Value| row["text"] == "[calculator: 2+" && row["finish"] == "stop";
+    assert!(stopped.iter().filter(ends).count() > 8, "{stopped:?}");
+    assert!(stopped.iter().filter(|row| row["advantage"] == 1.0).count() == 2 * 2 * 4);
+    assert!(sandbox.metrics("stopped").losses().iter().all(|loss| loss.is_finite() && *loss > 0.0));
+
+    let refused = |keys: &[&str], fragments: &[&str]| {
+        rl(&sandbox, "refused", &[PROMPTS, keys].concat()).refused(fragments);
+    };
+    refused(&["rl.tools=calculator", "tool_start_token="], &["`tool_start_token` is", "hint: "]);
+    refused(&["rl.tools=calculator,abacus"], &["there is no tool `abacus`", "`python`"]);
+    refused(&["rl.tools=command"], &["`tool_command` is", "hint: "]);
+    refused(&["stop_strings=[\"\"]"], &["each answer would end at once"]);
 }
 
 #[test]
@@ -203,7 +365,8 @@ fn wrong_input_is_refused() {
     check(&[file, "num_mini_batches=3"], &["a batch has 16 answers", "into 3 pieces"]);
     check(&[file, "packing=true"], &["each row holds one answer", "hint: use `packing=false`"]);
     check(&[file, "use_sft=true"], &["a run has one objective"]);
-    check(&[file, "loss_algo=ppo"], &["value model", "not built yet"]);
+    check(&[file, "loss_algo=ppo", "rl.value_coef=0"], &["no values are learned", "hint: "]);
+    check(&[file, "loss_algo=ppo", "rl.value_path=absent"], &["absent"]);
     check(&[file, "loss_algo=rlo"], &["loss_algo", "rlo"]);
     check(&[file, "reward_functions=answer,maths"], &["there is no function `maths`", "`math`"]);
     check(&[file, "reward_functions=command"], &["`reward_command` is", "hint: "]);
@@ -211,6 +374,10 @@ fn wrong_input_is_refused() {
     check(&[file, "eval_sampling_strategy=standard"], &["has no such settings"]);
     check(&[file, "rl.dual_clip=1.1"], &["are clipped already"]);
     check(&[file, "use_agentic_rollout=true"], &["`use_agentic_rollout`", "not built yet"]);
+    check(
+        &[file, "rl.off_policy_steps=1", "rl.old_policy=trainer"],
+        &["the trainer is no longer the policy that sampled"],
+    );
     check(&[file, "decode_sampling_temperature=0"], &["would be equal"]);
     check(
         &["hf_train_files=texts.jsonl", "train_data_columns=[prompt]"],

@@ -103,6 +103,8 @@ choice! {
         ReinforcePlusPlusBaseline = "reinforce++-baseline",
         /// Advantages over the values of a value model (Schulman et al., 2017).
         Ppo = "ppo",
+        /// The likelihood of the best answers to each prompt (Dong et al., 2023).
+        Raft = "raft",
     }
 }
 

@@ -214,15 +214,16 @@ impl DataGroup {
         if let Some(records) = self.records() {
             self.check_records(records.key(), config, problems);
         }
-        let kinds = [RecordKind::Conversations, RecordKind::Pairs, RecordKind::RankedAnswers];
+        let kinds =
+            [RecordKind::Conversations, RecordKind::Pairs, RecordKind::RankedAnswers, RecordKind::Prompts];
         let are_generated = self.records().is_some_and(|records| kinds.contains(&records));
         if self.format() == Some(DataFormat::Instructions) && !are_generated {
             problems.push(Problem::inconsistent(
                 format!(
-                    "{}, which generates conversations and pairs of answers, but the run learns neither",
+                    "{}, which generates conversations, pairs of answers and prompts, but the run learns none of them",
                     config.stated("hf_path")
                 ),
-                "use `maxtext sft`, `maxtext dpo` or `maxtext reward`",
+                "use `maxtext sft`, `maxtext dpo`, `maxtext reward` or `maxtext rl`",
             ));
         }
         if let Some(most) =

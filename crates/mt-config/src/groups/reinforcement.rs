@@ -49,10 +49,19 @@ group! {
         gae_gamma: f64,
         gae_lambda: f64,
         gae_length_alpha: Option<f64>,
+        value_coef: f64,
+        value_clip: f64,
+        value_lambda: Option<f64>,
+        value_warmup_steps: u64,
+        value_path: Option<PathBuf>,
+        keep_best: usize,
+        keep_above: Option<f64>,
         degenerate_group_masking: bool,
         mask_truncated_completions: bool,
         dynamic_sampling_rounds: u64,
         use_recorded_advantages: bool,
+        shuffle_rewards: bool,
+        off_policy_steps: u64,
         decode_sampling_temperature: f64,
         reference_path: Option<PathBuf>,
     }
@@ -117,6 +126,7 @@ impl RlAlgorithm {
             Self::ReinforcePlusPlus => row(Token, TokenMean, (0.01, KlPlace::Reward), None, None),
             Self::ReinforcePlusPlusBaseline => row(Token, TokenMean, (0.01, KlPlace::Loss), None, None),
             Self::Ppo => row(Token, TokenMean, (0.05, KlPlace::Reward), None, None),
+            Self::Raft => row(Token, TokenMean, (0.0, KlPlace::Loss), None, None),
         }
     }
 }
@@ -167,15 +177,23 @@ impl RlGroup {
         self.reward_weights.iter().filter_map(weight).collect()
     }
 
+    /// Whether a value model is trained beside the policy.
+    pub fn has_value_model(&self) -> bool {
+        self.use_rl && self.loss_algo == RlAlgorithm::Ppo && self.value_coef > 0.0
+    }
+
     /// Whether ratios compare with the trainer's own log-probabilities before the step.
     pub fn compares_with_itself(&self) -> bool {
         match self.old_policy {
             OldPolicy::Trainer => true,
             OldPolicy::Sampler => false,
-            OldPolicy::Auto => {
-                self.rollouts_path.is_none() && self.num_iterations * self.num_mini_batches == 1
-            }
+            OldPolicy::Auto => self.rollouts_path.is_none() && !self.is_off_policy(),
         }
+    }
+
+    /// Whether some steps train on answers that other weights than the present ones have sampled.
+    fn is_off_policy(&self) -> bool {
+        self.num_iterations * self.num_mini_batches > 1 || self.off_policy_steps > 0
     }
 
     /// Whether rows have log-probabilities by the sampler. The run's own sampler gives those at the temperature 1.
@@ -198,10 +216,15 @@ impl RlGroup {
         self.check_sampling(config, problems);
         self.check_batches(config, problems);
         self.check_rewards(config, problems);
+        self.check_values(config, problems);
         let stated = |key: &str| config.stated(key);
         let algorithm = self.loss_algo;
-        if self.compares_with_itself() && self.num_iterations * self.num_mini_batches > 1 {
-            let several = if self.num_iterations > 1 { "num_iterations" } else { "num_mini_batches" };
+        if self.compares_with_itself() && self.is_off_policy() {
+            let several = match (self.num_iterations > 1, self.num_mini_batches > 1) {
+                (true, _) => "num_iterations",
+                (false, true) => "num_mini_batches",
+                (false, false) => "off_policy_steps",
+            };
             problems.push(Problem::inconsistent(
                 format!(
                     "{}, but {}, and from the second step on the trainer is no longer the policy that sampled",
@@ -306,6 +329,16 @@ impl RlGroup {
             report(problems, not_built(strategy, "rollouts of truncated distributions"));
         }
         let is_sampled = self.rollouts_path.is_none();
+        for (key, is_set) in
+            [("shuffle_rewards", self.shuffle_rewards), ("off_policy_steps", self.off_policy_steps > 0)]
+        {
+            if is_set && !is_sampled {
+                problems.push(Problem::inconsistent(
+                    format!("{}, but {}", stated(key), stated("rollouts_path")),
+                    format!("leave out `rl.{key}`, or sample answers"),
+                ));
+            }
+        }
         if self.dynamic_sampling_rounds > 0 && !is_sampled {
             problems.push(Problem::inconsistent(
                 format!("{}, but {}", stated("dynamic_sampling_rounds"), stated("rollouts_path")),
@@ -322,13 +355,6 @@ impl RlGroup {
                 "use several answers to each prompt",
             ));
         }
-        if is_sampled && self.loss_algo == RlAlgorithm::Ppo {
-            problems.push(Problem::inconsistent(
-                format!("{}, whose value model is not built yet for answers that a run samples", stated("loss_algo")),
-                "name recorded answers with values by `rl.rollouts_path`, or use an algorithm without values, such as \
-                 `rl.loss_algo=grpo`",
-            ));
-        }
         let is_in_reward = self.place_of_divergence() == KlPlace::Reward && self.beta() > 0.0;
         if is_sampled && is_in_reward && self.decode_sampling_temperature != 1.0 {
             report(
@@ -339,13 +365,12 @@ impl RlGroup {
                 ),
             );
         }
-        let several = self.num_iterations * self.num_mini_batches > 1;
-        if is_sampled && several && self.decode_sampling_temperature != 1.0 {
+        if is_sampled && self.is_off_policy() && self.decode_sampling_temperature != 1.0 {
             report(
                 problems,
                 not_built(
                     config.entry("decode_sampling_temperature"),
-                    "several steps with answers sampled at other temperatures than 1",
+                    "off-policy steps with answers sampled at other temperatures than 1",
                 ),
             );
         }
@@ -360,6 +385,45 @@ impl RlGroup {
                     "importance weights of answers sampled at other temperatures than 1",
                 ),
             );
+        }
+    }
+
+    /// The value model of PPO.
+    fn check_values(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let stated = |key: &str| config.stated(key);
+        if self.loss_algo == RlAlgorithm::Ppo && self.value_coef == 0.0 && self.rollouts_path.is_none() {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, so that no values are learned",
+                    stated("loss_algo"),
+                    stated("value_coef")
+                ),
+                "use a weight above 0, or an algorithm without values, such as `rl.loss_algo=grpo`",
+            ));
+        }
+        if !self.has_value_model() {
+            return;
+        }
+        if self.use_recorded_advantages {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but {}, whose values learn from the rewards of answers",
+                    stated("use_recorded_advantages"),
+                    stated("loss_algo")
+                ),
+                "leave out `rl.use_recorded_advantages`, or train the policy alone with `rl.value_coef=0`",
+            ));
+        }
+        let adapters = config.entry("enable_lora");
+        if adapters.value == true {
+            report(problems, not_built(adapters, "a value model beside a policy with adapters"));
+        }
+        let full = config.entry("load_full_state_path");
+        if self.value_path.is_some() && full.value.as_str().is_some_and(|path| !path.is_empty()) {
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}, which holds a value model", stated("value_path"), full.stated()),
+                "leave out `rl.value_path`, or load the policy with `load_parameters_path`",
+            ));
         }
     }
 

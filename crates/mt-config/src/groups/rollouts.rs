@@ -1,5 +1,7 @@
 //! Rollouts: prompts, rewards and evaluations of reinforcement learning.
 
+use std::path::PathBuf;
+
 use serde_json::{Map, Value};
 
 use super::group;
@@ -24,6 +26,21 @@ group! {
         penalty_incorrect_answer: f64,
         reward_functions: String,
         reward_command: Option<String>,
+        reward_url: Option<String>,
+        reward_functions_path: Option<PathBuf>,
+        code_tests_column: String,
+        sandbox_memory_mb: u64,
+        sandbox_processes: u64,
+        sandbox_files_mb: u64,
+        tools: String,
+        tool_command: Option<String>,
+        max_tool_calls: usize,
+        tool_start_token: String,
+        tool_end_token: String,
+        tool_response_start_token: String,
+        tool_response_end_token: String,
+        stop_strings: Option<Vec<String>>,
+        max_num_seqs: Option<usize>,
         reward_timeout: f64,
         reward_retries: usize,
         overlong_buffer_length: usize,
@@ -48,8 +65,18 @@ pub struct EvaluationSampling {
 }
 
 /// The names of reward functions.
-const FUNCTIONS: &[&str] =
-    &["format_exact", "format_partial", "answer", "exact", "numeric", "math", "overlong", "command"];
+const FUNCTIONS: &[&str] = &[
+    "format_exact",
+    "format_partial",
+    "answer",
+    "exact",
+    "numeric",
+    "math",
+    "overlong",
+    "command",
+    "endpoint",
+    "code",
+];
 
 /// The strategy that draws the most probable tokens.
 const GREEDY: &str = "greedy";
@@ -63,7 +90,21 @@ impl RolloutGroup {
             return named;
         }
         let command = self.reward_command.as_ref().map(|_| "command");
-        ["format_exact", "format_partial", "answer"].into_iter().chain(command).collect()
+        let endpoint = self.reward_url.as_ref().map(|_| "endpoint");
+        ["format_exact", "format_partial", "answer"].into_iter().chain(command).chain(endpoint).collect()
+    }
+
+    /// The names of the functions in `reward_functions_path`.
+    pub fn python_functions(&self) -> Vec<&str> {
+        match self.reward_functions_path {
+            Some(_) => self.functions().into_iter().filter(|name| !FUNCTIONS.contains(name)).collect(),
+            None => Vec::new(),
+        }
+    }
+
+    /// The names of tools.
+    pub fn tools(&self) -> Vec<&str> {
+        self.tools.split(',').map(str::trim).filter(|name| !name.is_empty()).collect()
     }
 
     /// How answers are drawn in evaluations.
@@ -85,20 +126,43 @@ impl RolloutGroup {
         }
         let stated = |key: &str| config.stated(key);
         for name in self.functions() {
-            if !FUNCTIONS.contains(&name) {
+            if !FUNCTIONS.contains(&name) && self.reward_functions_path.is_none() {
                 problems.push(Problem::inconsistent(
                     format!("{}, but there is no function `{name}`", stated("reward_functions")),
-                    format!("use names among `{}`", FUNCTIONS.join("`, `")),
+                    format!(
+                        "use names among `{}`, or name the Python file that has it with `reward_functions_path`",
+                        FUNCTIONS.join("`, `")
+                    ),
                 ));
             }
         }
-        let has_command = self.functions().contains(&"command");
-        if has_command != self.reward_command.is_some() {
+        let names = |name: &str| self.functions().contains(&name);
+        for (name, key, is_set) in [
+            ("command", "reward_command", self.reward_command.is_some()),
+            ("endpoint", "reward_url", self.reward_url.is_some()),
+        ] {
+            if names(name) != is_set {
+                problems.push(Problem::inconsistent(
+                    format!("{}, but {}", stated("reward_functions"), stated(key)),
+                    format!("name the function `{name}`, and what it asks with `{key}`, or neither"),
+                ));
+            }
+        }
+        if self.reward_functions_path.is_some() && self.python_functions().is_empty() {
             problems.push(Problem::inconsistent(
-                format!("{}, but {}", stated("reward_functions"), stated("reward_command")),
-                "name the function `command`, and its process with `reward_command`, or neither",
+                format!("{}, but {}", stated("reward_functions_path"), stated("reward_functions")),
+                "name functions of the file, as in `reward_functions=exact,my_function`",
             ));
         }
+        let sandboxed = ["code_tests_column", "sandbox_memory_mb", "sandbox_processes", "sandbox_files_mb"];
+        let given = sandboxed.into_iter().find(|key| config.entry(key).origin.is_given());
+        if let Some(key) = given.filter(|_| !names("code") && !self.tools().contains(&"python")) {
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}, which run no code", stated(key), stated("reward_functions")),
+                format!("name the function `code`, or leave out `{key}`"),
+            ));
+        }
+        self.check_tools(config, problems);
         if self.functions().contains(&"overlong") && self.overlong_buffer_length == 0 {
             problems.push(Problem::inconsistent(
                 format!("{}, but {}", stated("reward_functions"), stated("overlong_buffer_length")),
@@ -118,6 +182,31 @@ impl RolloutGroup {
             ));
         }
         self.check_evaluation(config, problems);
+    }
+
+    /// The tools of environments.
+    fn check_tools(&self, config: &Config, problems: &mut Vec<Problem>) {
+        let stated = |key: &str| config.stated(key);
+        if self.tools().contains(&"command") != self.tool_command.is_some() {
+            problems.push(Problem::inconsistent(
+                format!("{}, but {}", stated("tools"), stated("tool_command")),
+                "name the tool `command`, and its process with `rl.tool_command`, or neither",
+            ));
+        }
+        let marks = [("tool_start_token", &self.tool_start_token), ("tool_end_token", &self.tool_end_token)];
+        if let Some((key, _)) = marks.into_iter().find(|(_, mark)| mark.is_empty() && !self.tools.is_empty())
+        {
+            problems.push(Problem::inconsistent(
+                format!("{}, so that answers cannot have it", stated(key)),
+                "use a text that marks calls of tools",
+            ));
+        }
+        if self.stop_strings.iter().flatten().any(String::is_empty) {
+            problems.push(Problem::inconsistent(
+                format!("{}, so that each answer would end at once", stated("stop_strings")),
+                "leave out the empty text",
+            ));
+        }
     }
 
     fn check_evaluation(&self, config: &Config, problems: &mut Vec<Problem>) {

@@ -31,7 +31,6 @@ pub(crate) const QUANTIZATION: &str = "quantization";
 pub(crate) const QUANTIZED_CACHE: &str = "a quantized cache";
 pub(crate) const QUANTIZED_CHECKPOINTS: &str = "quantized checkpoints";
 pub(crate) const QUANTIZED_DRAWN_BASES: &str = "a quantized base of random weights";
-pub(crate) const REWARDS_IN_PYTHON: &str = "reward functions in Python modules";
 pub(crate) const RING_ATTENTION: &str = "ring attention";
 pub(crate) const ROLLOUTS_BESIDE_TRAINING: &str = "rollouts beside training";
 pub(crate) const ROLLOUTS_ON_OTHER_DEVICES: &str = "rollouts on other devices than training";
@@ -43,7 +42,6 @@ pub(crate) const SPARSE_WEIGHTS: &str = "sparse weights";
 pub(crate) const STACKS_IN_THE_CLOUD: &str = "stack traces in a cloud service";
 pub(crate) const STRIPED_SEQUENCES: &str = "striped sequences";
 pub(crate) const TEMPLATES_OF_PROMPTS: &str = "templates of prompts in JSON files";
-pub(crate) const TEXTS_THAT_END_ROLLOUTS: &str = "texts that end rollouts";
 pub(crate) const WANDB: &str = "Weights & Biases";
 
 /// Alternatives to some of the features.

@@ -209,6 +209,61 @@ pub(super) const GROUP: KeyGroup = KeyGroup {
         .only_with("loss_algo", &["ppo"])
         .acts_on(SUBJECT)
         .own(),
+        Key::float(
+            "value_coef",
+            0.1,
+            "Weight in the loss of the squared error of values. PPO trains a value model beside the policy; with 0, which \
+             needs `rollouts_path`, it trains the policy alone.",
+        )
+        .at_least(0.0)
+        .only_with("loss_algo", &["ppo"])
+        .acts_on("loss")
+        .own(),
+        Key::float("value_clip", 0.2, "Range around the old value to which new values are clipped in their loss.")
+            .at_least(0.0)
+            .only_with("loss_algo", &["ppo"])
+            .acts_on("loss")
+            .own(),
+        Key::optional_float(
+            "value_lambda",
+            "Weight of later temporal differences in the targets of values, such as 1 (VAPO); that of the advantages if \
+             none.",
+        )
+        .at_least(0.0)
+        .at_most(1.0)
+        .only_with("loss_algo", &["ppo"])
+        .acts_on(SUBJECT)
+        .own(),
+        Key::integer(
+            "value_warmup_steps",
+            0,
+            "Number of first steps that train the value model alone, and leave the policy as it is (VAPO).",
+        )
+        .at_least(0.0)
+        .only_with("loss_algo", &["ppo"])
+        .acts_on("loss")
+        .own(),
+        Key::text(
+            "value_path",
+            "",
+            "Checkpoint or Hugging Face directory with which the value model begins: a reward model, or a language model, \
+             whose head is replaced; the policy's own, or random values, if empty.",
+        )
+        .only_with("loss_algo", &["ppo"])
+        .acts_on(SUBJECT)
+        .own(),
+        Key::integer("keep_best", 1, "Maximum number of answers to each prompt that `raft` learns.")
+            .at_least(1.0)
+            .only_with("loss_algo", &["raft"])
+            .acts_on(SUBJECT)
+            .own(),
+        Key::optional_float(
+            "keep_above",
+            "Least reward of an answer that `raft` learns; any reward if none.",
+        )
+        .only_with("loss_algo", &["raft"])
+        .acts_on(SUBJECT)
+        .own(),
         Key::boolean(
             "degenerate_group_masking",
             true,
@@ -235,6 +290,14 @@ pub(super) const GROUP: KeyGroup = KeyGroup {
         .acts_on(SUBJECT)
         .own(),
         Key::boolean(
+            "shuffle_rewards",
+            false,
+            "Exchange the rewards of each batch among its answers at random: a control, which teaches nothing.",
+        )
+        .only_with("use_rl", &[])
+        .acts_on(SUBJECT)
+        .own(),
+        Key::boolean(
             "use_recorded_advantages",
             false,
             "Train with the advantages in `rollouts_path` instead of computing them from rewards.",
@@ -242,6 +305,29 @@ pub(super) const GROUP: KeyGroup = KeyGroup {
         .only_with("rollouts_path", &[])
         .acts_on(SUBJECT)
         .own(),
+        Key::text(
+            "tools",
+            "",
+            "Tools that answers may call, separated by commas: `calculator`, `command` and `python`, which runs code in the \
+             sandbox. A tool's text follows its call, and is not learned. None if empty.",
+        )
+        .only_with("use_rl", &[])
+        .acts_on(SUBJECT)
+        .own(),
+        Key::text(
+            "tool_command",
+            "",
+            "Command line of the process of the tool `command`. It reads a JSON object on each line, with `episode`, \
+             `arguments` and `columns`, and writes one with `text` in return.",
+        )
+        .only_with("tools", &[])
+        .acts_on(SUBJECT)
+        .own(),
+        Key::integer("max_tool_calls", 4, "Maximum number of calls of tools in an answer.")
+            .at_least(1.0)
+            .only_with("tools", &[])
+            .acts_on(SUBJECT)
+            .own(),
         Key::boolean(
             "use_agentic_rollout",
             false,
@@ -261,10 +347,12 @@ pub(super) const GROUP: KeyGroup = KeyGroup {
         Key::integer(
             "off_policy_steps",
             0,
-            "Steps by which the weights that generate answers may lag behind those in training.",
+            "Batches of answers by which the weights that generate answers lag behind those in training. Ratios then compare \
+             with the probabilities by the weights that sampled.",
         )
         .at_least(0.0)
-        .refused(features::ROLLOUTS_BESIDE_TRAINING)
+        .at_most(64.0)
+        .only_with("use_rl", &[])
         .acts_on(SUBJECT),
         Key::text(
             "system_prompt",

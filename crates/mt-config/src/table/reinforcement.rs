@@ -219,14 +219,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Maximum number of sequences that are generated at once; chosen by the engine if none.",
             )
             .at_least(1.0)
-            .refused(features::LIMITS_OF_ROLLOUTS)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning")
             .may_change(),
             Key::optional_texts(
                 "stop_strings",
-                "Texts that end an answer during reinforcement learning as soon as they appear.",
+                "Texts that end an answer during reinforcement learning as soon as they appear. They belong to it.",
             )
-            .refused(features::TEXTS_THAT_END_ROLLOUTS)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::mapping("vllm_additional_config", "Additional settings for vLLM.")
                 .no_effect_here("it configures vLLM; decoding and rollouts use this program's own engine")
@@ -553,16 +553,18 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::text(
                 "reward_functions_path",
                 "",
-                "File with user code that holds the functions named by `reward_functions`.",
+                "Python file with further functions for `reward_functions`: `def name(prompts, completions, **columns)`, \
+                 which returns a list of rewards. They run in `python3`.",
             )
-            .refused(features::REWARDS_IN_PYTHON)
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
             Key::text(
                 "reward_functions",
                 "",
                 "Names of the functions whose rewards are added up, separated by commas: `format_exact`, \
-                 `format_partial`, `answer`, `exact`, `numeric`, `math`, `overlong` and `command`; the first three, and \
-                 `command` with `reward_command`, if empty.",
+                 `format_partial`, `answer`, `exact`, `numeric`, `math`, `overlong`, `command`, `endpoint` and `code`, and \
+                 those of `reward_functions_path`; the first three, and `command` with `reward_command` or `endpoint` with \
+                 `reward_url`, if empty.",
             )
             .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
@@ -575,20 +577,63 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .only_with("use_rl", &[])
             .acts_on("reinforcement learning")
             .own(),
-            Key::float("reward_timeout", 10.0, "Seconds for each answer in `reward_command`.")
+            Key::text(
+                "reward_url",
+                "",
+                "Address of an HTTP endpoint that judges answers, such as `http://127.0.0.1:8000/reward`. Each request has \
+                 the JSON object of `reward_command`, and the response one with `reward`.",
+            )
+            .only_with("use_rl", &[])
+            .acts_on("reinforcement learning")
+            .own(),
+            Key::text(
+                "code_tests_column",
+                "tests",
+                "Column with the tests of a prompt for the reward `code`: a script in Python, or a list of scripts and of \
+                 objects with `input` and `output`.",
+            )
+            .only_with("use_rl", &[])
+            .acts_on("reinforcement learning")
+            .own(),
+            Key::integer("sandbox_memory_mb", 1024, "Megabytes of address space of each process in the sandbox for code.")
+                .at_least(64.0)
+                .only_with("use_rl", &[])
+                .acts_on("reinforcement learning")
+                .own(),
+            Key::integer("sandbox_processes", 32, "Maximum number of processes in the sandbox for code.")
+                .at_least(8.0)
+                .only_with("use_rl", &[])
+                .acts_on("reinforcement learning")
+                .own(),
+            Key::integer(
+                "sandbox_files_mb",
+                16,
+                "Megabytes of each file, and of all temporary files, in the sandbox for code.",
+            )
+            .at_least(1.0)
+            .only_with("use_rl", &[])
+            .acts_on("reinforcement learning")
+            .own(),
+            Key::float(
+                "reward_timeout",
+                10.0,
+                "Seconds for each answer in `reward_command`, `reward_url` and functions of `reward_functions_path`, and for \
+                 each test of `code`.",
+            )
                 .at_least(0.001)
-                .only_with("reward_command", &[])
+                .only_with("use_rl", &[])
                 .acts_on("reinforcement learning")
                 .may_change()
                 .own(),
             Key::integer(
                 "reward_retries",
                 1,
-                "Number of further attempts, each with a new process, after a failure of `reward_command`.",
+                "Number of further attempts, each with a new process or connection, after a failure of `reward_command`, \
+                 `reward_url` or the process of `reward_functions_path`.",
             )
             .at_least(0.0)
             .at_most(100.0)
-            .only_with("reward_command", &[])
+            .only_with("use_rl", &[])
             .acts_on("reinforcement learning")
             .may_change()
             .own(),
@@ -644,6 +689,26 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
+            Key::text("tool_start_token", "<tool_call>", "Text that marks where a call of a tool in an answer starts.")
+                .only_with("use_rl", &[])
+                .acts_on("reinforcement learning")
+                .own(),
+            Key::text("tool_end_token", "</tool_call>", "Text that marks where a call of a tool ends, and with it the turn.")
+                .only_with("use_rl", &[])
+                .acts_on("reinforcement learning")
+                .own(),
+            Key::text(
+                "tool_response_start_token",
+                "<tool_response>",
+                "Text before that of a tool, which follows its call.",
+            )
+            .only_with("use_rl", &[])
+            .acts_on("reinforcement learning")
+            .own(),
+            Key::text("tool_response_end_token", "</tool_response>", "Text behind that of a tool.")
+                .only_with("use_rl", &[])
+                .acts_on("reinforcement learning")
+                .own(),
         ],
     },
 ];

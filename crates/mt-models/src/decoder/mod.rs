@@ -526,6 +526,13 @@ impl Storage for Decoder {
         Some(Box::new(Self::new(config, self.family)))
     }
 
+    fn scoring_model(&self) -> Option<Box<dyn Model>> {
+        let scores = Some(ScoreConfig { count: 1, has_bias: false });
+        let head = HeadConfig { scores, ..self.config.head };
+        let config = DecoderConfig { head, ..self.config.clone() };
+        self.config.adapters.is_none().then(|| -> Box<dyn Model> { Box::new(Self::new(config, self.family)) })
+    }
+
     fn adapter_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
         hugging_face::adapter_tensors(self)
     }

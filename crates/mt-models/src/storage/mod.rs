@@ -46,6 +46,10 @@ pub trait Storage {
     /// the model has that head itself.
     fn language_model(&self) -> Option<Box<dyn Model>>;
 
+    /// The same layers with the head of a reward model that has one score, as value models are. `None` for models with
+    /// adapters.
+    fn scoring_model(&self) -> Option<Box<dyn Model>>;
+
     /// The tensors of PEFT's files that hold the adapters.
     ///
     /// # Errors

@@ -3,11 +3,13 @@
 //! Each algorithm has one function, in a file of its own. They compute in `f64` on the host, for all answers of a batch at
 //! once, before the first step with that batch.
 
+mod best;
 mod group;
 mod leave_one_out;
 mod reinforce;
 mod temporal;
 
+pub use best::{Best, best};
 pub use group::{Scale, group_relative, normalize_then_sum};
 pub use leave_one_out::leave_one_out;
 pub use reinforce::{reinforce_plus_plus, reinforce_plus_plus_baseline};

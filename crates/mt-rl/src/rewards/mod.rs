@@ -1,14 +1,32 @@
-//! Rewards of answers: built-in functions, processes of the user, and their weighted sums.
+//! Rewards of answers: built-in functions, those of the user, code in a sandbox, and their weighted sums.
 
+mod child;
+mod code;
 mod command;
+mod endpoint;
 mod format;
 mod functions;
+mod outcome;
+mod python;
+mod sandbox;
 
 use std::collections::BTreeMap;
 
+pub use code::{CodeSettings, CodeTest, code_of};
 pub use command::{CommandReward, CommandSettings};
+pub use endpoint::{EndpointSettings, Url};
 pub use format::Marks;
 pub use functions::{AnswerRewards, Overlong};
+pub use outcome::Failures;
+pub use python::PythonSettings;
+pub use sandbox::{Ran, Sandbox, SandboxLimits};
+
+pub(crate) use child::Child;
+
+use code::CodeReward;
+use endpoint::EndpointReward;
+use outcome::Outcome;
+use python::PythonReward;
 
 use crate::{RlError, math};
 
@@ -44,11 +62,15 @@ pub enum Function {
     Overlong,
     /// A process of the user.
     Command,
+    /// An HTTP endpoint of the user.
+    Endpoint,
+    /// The share of a prompt's tests that the code passes.
+    Code,
 }
 
 impl Function {
     /// All functions with their names in configurations and records.
-    pub const ALL: [(&'static str, Self); 8] = [
+    pub const ALL: [(&'static str, Self); 10] = [
         ("format_exact", Self::FormatExact),
         ("format_partial", Self::FormatPartial),
         ("answer", Self::Answer),
@@ -57,6 +79,8 @@ impl Function {
         ("math", Self::Math),
         ("overlong", Self::Overlong),
         ("command", Self::Command),
+        ("endpoint", Self::Endpoint),
+        ("code", Self::Code),
     ];
 
     /// The function of this name.
@@ -73,6 +97,11 @@ impl Function {
     pub fn needs_answer(self) -> bool {
         matches!(self, Self::Answer | Self::Exact | Self::Numeric | Self::Math)
     }
+
+    /// Whether the function runs outside of this program.
+    fn is_external(self) -> bool {
+        matches!(self, Self::Command | Self::Endpoint | Self::Code)
+    }
 }
 
 /// The functions of a run and their constants.
@@ -85,6 +114,12 @@ pub struct RewardSettings {
     pub overlong: Overlong,
     /// The process of the function [`Function::Command`].
     pub command: Option<CommandSettings>,
+    /// That of the function [`Function::Endpoint`].
+    pub endpoint: Option<EndpointSettings>,
+    /// The tests of the function [`Function::Code`].
+    pub code: Option<CodeSettings>,
+    /// Functions of the user in Python.
+    pub python: Option<PythonSettings>,
 }
 
 /// The rewards of an answer.
@@ -106,13 +141,24 @@ pub struct Verdict {
 pub struct Judge {
     settings: RewardSettings,
     command: Option<CommandReward>,
+    endpoint: Option<EndpointReward>,
+    code: Option<CodeReward>,
+    python: Option<PythonReward>,
 }
 
 impl Judge {
     /// A judge with these functions. A process of the user is started with the first answers.
-    pub fn new(settings: RewardSettings) -> Self {
-        let command = settings.command.clone().map(CommandReward::new);
-        Self { settings, command }
+    ///
+    /// # Errors
+    /// Functions in Python cannot be imported, or the sandbox for code cannot be used.
+    pub fn new(settings: RewardSettings) -> Result<Self, RlError> {
+        Ok(Self {
+            command: settings.command.clone().map(CommandReward::new),
+            endpoint: settings.endpoint.clone().map(EndpointReward::new),
+            code: settings.code.clone().map(CodeReward::open).transpose()?,
+            python: settings.python.clone().map(PythonReward::start).transpose()?,
+            settings,
+        })
     }
 
     /// The functions.
@@ -126,10 +172,13 @@ impl Judge {
     /// The process of the user cannot be started at all.
     pub fn judge(&mut self, answers: &[Judged<'_>]) -> Result<Vec<Verdict>, RlError> {
         let mut verdicts: Vec<Verdict> = answers.iter().map(|answer| self.verdict(answer)).collect();
-        if let Some(command) = &mut self.command {
-            let name = Function::Command.name();
-            for (verdict, reward) in verdicts.iter_mut().zip(command.rewards(answers)?) {
-                verdict.rewards.insert(name.to_owned(), reward);
+        for (name, outcomes) in self.outcomes(answers)? {
+            for (verdict, outcome) in verdicts.iter_mut().zip(outcomes) {
+                match outcome {
+                    Outcome::Reward(reward) => verdict.rewards.insert(name.clone(), Some(reward)),
+                    Outcome::Failed => verdict.rewards.insert(name.clone(), None),
+                    Outcome::NotApplicable => None,
+                };
             }
         }
         for verdict in &mut verdicts {
@@ -138,17 +187,47 @@ impl Judge {
         Ok(verdicts)
     }
 
-    /// The failures of the user's process so far, and the reason of the last one.
-    pub fn failures(&self) -> Option<(u64, &str)> {
-        self.command.as_ref().and_then(CommandReward::failures)
+    /// What the functions outside of this program say, by their names.
+    fn outcomes(&mut self, answers: &[Judged<'_>]) -> Result<Vec<(String, Vec<Outcome>)>, RlError> {
+        let mut made = Vec::new();
+        if let Some(command) = &mut self.command {
+            made.push((Function::Command.name().to_owned(), command.rewards(answers)?));
+        }
+        if let Some(endpoint) = &mut self.endpoint {
+            made.push((Function::Endpoint.name().to_owned(), endpoint.rewards(answers)));
+        }
+        if let Some(code) = &mut self.code {
+            let marks = &self.settings.marks;
+            let solution = |answer: &Judged<'_>| {
+                marks.solution(answer.completion).unwrap_or(answer.completion).to_owned()
+            };
+            made.push((Function::Code.name().to_owned(), code.rewards(answers, solution)));
+        }
+        if let Some(python) = &mut self.python {
+            for (name, _) in python.functions().to_vec() {
+                let outcomes = python.rewards(&name, answers)?;
+                made.push((name, outcomes));
+            }
+        }
+        Ok(made)
+    }
+
+    /// The failures of each function outside of this program so far, by its name.
+    pub fn failures(&self) -> Vec<(String, Failures)> {
+        let of = |function: Function, failures: &Failures| (function.name().to_owned(), failures.clone());
+        let command = self.command.iter().map(|command| of(Function::Command, &command.failures));
+        let endpoint = self.endpoint.iter().map(|endpoint| of(Function::Endpoint, &endpoint.failures));
+        let code = self.code.iter().map(|code| of(Function::Code, &code.failures));
+        let python = self.python.iter().flat_map(|python| python.failures.clone());
+        let all = command.chain(endpoint).chain(code).chain(python);
+        all.filter(|(_, failures)| failures.count > 0).collect()
     }
 
     fn total(&self, rewards: &BTreeMap<String, Option<f64>>) -> Option<f64> {
-        let weighted = self
-            .settings
-            .functions
-            .iter()
-            .filter_map(|(function, weight)| Some(weight * (*rewards.get(function.name())?)?));
+        let built_in = self.settings.functions.iter().map(|(function, weight)| (function.name(), *weight));
+        let python = self.settings.python.iter().flat_map(|python| &python.functions);
+        let all = built_in.chain(python.map(|(name, weight)| (name.as_str(), *weight)));
+        let weighted = all.filter_map(|(name, weight)| Some(weight * (*rewards.get(name)?)?));
         weighted.fold(None, |sum: Option<f64>, reward| Some(sum.unwrap_or(0.0) + reward))
     }
 
@@ -177,11 +256,11 @@ impl Judge {
                 Function::Numeric => functions::numeric(answer.answer?, answer.completion),
                 Function::Math => f64::from(u8::from(is_correct?)),
                 Function::Overlong => settings.overlong.penalty(answer.tokens),
-                Function::Command => return None,
+                Function::Command | Function::Endpoint | Function::Code => return None,
             })
         };
         let functions = self.settings.functions.iter().map(|(function, _)| *function);
-        let built_in = functions.filter(|function| *function != Function::Command);
+        let built_in = functions.filter(|function| !function.is_external());
         Verdict {
             rewards: built_in.map(|function| (function.name().to_owned(), reward(function))).collect(),
             total: None,
@@ -216,6 +295,9 @@ mod tests {
             },
             overlong: Overlong { limit: 20, buffer: 10 },
             command: None,
+            endpoint: None,
+            code: None,
+            python: None,
         }
     }
 
@@ -223,7 +305,7 @@ mod tests {
         let weighted: Vec<(Function, f64)> = functions.iter().map(|function| (*function, 1.0)).collect();
         let columns = serde_json::Map::new();
         let judged = Judged { prompt: "", completion, answer: Some(answer), tokens, columns: &columns };
-        let verdict = Judge::new(settings(&weighted)).judge(&[judged]).unwrap().remove(0);
+        let verdict = Judge::new(settings(&weighted)).unwrap().judge(&[judged]).unwrap().remove(0);
         functions.iter().map(|function| verdict.rewards[function.name()].unwrap()).collect()
     }
 
@@ -275,12 +357,12 @@ mod tests {
         let columns = serde_json::Map::new();
         let judged = |answer| Judged { prompt: "", completion: "4", answer, tokens: 15, columns: &columns };
         let weighted = [(Function::Exact, 2.0), (Function::Overlong, 0.5)];
-        let mut judge = Judge::new(settings(&weighted));
+        let mut judge = Judge::new(settings(&weighted)).unwrap();
         let made = judge.judge(&[judged(Some("4")), judged(None)]).unwrap();
         assert_eq!((made[0].total, made[1].total), (Some(1.75), Some(-0.25)));
         assert_eq!(made[1].rewards["exact"], None);
         assert_eq!((made[0].is_correct, made[1].is_correct), (Some(true), None));
-        let mut judge = Judge::new(settings(&[(Function::Exact, 1.0)]));
+        let mut judge = Judge::new(settings(&[(Function::Exact, 1.0)])).unwrap();
         assert_eq!(judge.judge(&[judged(None)]).unwrap()[0].total, None);
     }
 }

@@ -1,13 +1,15 @@
 //! Parameters of a student that other arrays determine: attention that is a learned linear map of a teacher's
-//! (`learn_to_init_mode`), and parameters that share an array (`distill_student_weights_share_map`).
+//! (`learn_to_init_mode`), and parameters that share an array (`distill_student_weights_share_map`); and the value model that
+//! is trained beside a policy.
 //!
 //! The arrays of the maps are trained beside the model's parameters and follow them in the state. Each step computes the
 //! derived parameters from them within the loss, which gives the maps their gradients, and once more after the update. So the
 //! state, and with it every checkpoint, holds the student as a plain model.
 
 mod maps;
+mod value_model;
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use mt_config::DistillationGroup;
 use mt_models::{Model, StateArray};
@@ -24,6 +26,7 @@ use crate::{
 };
 
 use maps::{LearnedMap, MapArray};
+use value_model::ValueModel;
 
 const SHARE_MAP: &str = "distill_student_weights_share_map";
 
@@ -34,6 +37,8 @@ pub(crate) struct Derived {
     num_parameters: usize,
     maps: Vec<LearnedMap>,
     shared: Vec<Shared>,
+    /// Its parameters follow the arrays of the maps.
+    value_model: Option<ValueModel>,
 }
 
 /// A parameter or an array of a map that has the values of another one, by their indices.
@@ -62,7 +67,7 @@ impl Derived {
             Some(teacher) => maps::of_config(group, student, teacher)?,
             None => Vec::new(),
         };
-        let mut derived = Self { num_parameters, maps, shared: Vec::new() };
+        let mut derived = Self { num_parameters, maps, shared: Vec::new(), value_model: None };
         derived.shared = derived.shared_of(group, student)?;
         Ok(derived)
     }
@@ -113,9 +118,35 @@ impl Derived {
         Ok(shared.collect())
     }
 
+    /// The same derived parameters beside a value model, if there is one.
+    #[must_use]
+    pub fn beside(self, value_model: Option<Arc<dyn Model>>) -> Self {
+        Self { value_model: value_model.map(ValueModel), ..self }
+    }
+
+    /// The value model.
+    pub fn value_model(&self) -> Option<&Arc<dyn Model>> {
+        self.value_model.as_ref().map(|value_model| &value_model.0)
+    }
+
+    /// The number of the trained model's own parameters, which come first.
+    pub fn num_parameters(&self) -> usize {
+        self.num_parameters
+    }
+
+    /// The index of the first parameter of the value model, or the end of all.
+    pub fn first_of_value_model(&self) -> usize {
+        self.num_parameters + self.arrays().count()
+    }
+
     /// Whether the model has no derived parameters.
     pub fn is_empty(&self) -> bool {
         self.maps.is_empty() && self.shared.is_empty()
+    }
+
+    /// Whether the model's own parameters are all that is trained, none derived from others.
+    pub fn is_plain(&self) -> bool {
+        self.is_empty() && self.value_model.is_none()
     }
 
     /// The arrays of all maps.
@@ -124,14 +155,16 @@ impl Derived {
     }
 
     /// The specifications of the arrays of the maps.
-    pub fn map_specs(&self) -> impl Iterator<Item = (Path, ParamSpec)> {
+    fn map_specs(&self) -> impl Iterator<Item = (Path, ParamSpec)> {
         self.arrays().map(|array| (array.path.clone(), array.spec.clone()))
     }
 
-    /// The parameters of the model and the arrays of the maps. Derived ones cannot be trained.
+    /// The parameters of the model, the arrays of the maps, and the parameters of the value model. Derived ones cannot be
+    /// trained.
     pub fn all_specs(&self, model: &dyn Model) -> Vec<(Path, ParamSpec)> {
         let mut specs = model.parameters();
         specs.extend(self.map_specs());
+        specs.extend(self.value_model.iter().flat_map(ValueModel::specs));
         for index in self.indices() {
             specs[index].1.is_trainable = false;
         }
@@ -142,6 +175,7 @@ impl Derived {
     pub fn all_arrays(&self, model: &dyn Model) -> Vec<StateArray> {
         let mut arrays = StateArray::parameters(model);
         arrays.extend(self.arrays().map(MapArray::in_state));
+        arrays.extend(self.value_model.iter().flat_map(ValueModel::arrays));
         arrays
     }
 
@@ -149,6 +183,7 @@ impl Derived {
     pub fn names(&self, model: &dyn Model) -> Vec<String> {
         let mut names = stored_names(model);
         names.extend(self.arrays().map(MapArray::name));
+        names.extend(self.value_model.iter().flat_map(ValueModel::names));
         names
     }
 
@@ -197,11 +232,16 @@ impl Derived {
         })
     }
 
-    /// The first values of the arrays of the maps.
+    /// The first values of the arrays of the maps and of the value model.
     pub fn draw<'t>(&self, region: Region<'t>, key: Key<'t>) -> Vec<Tensor<'t>> {
         let specs: Vec<(Path, ParamSpec)> = self.map_specs().collect();
         let drawn = mt_nn::initialize(region, key, &specs);
-        self.arrays().zip(drawn).map(|(array, drawn)| array.first_values(drawn)).collect()
+        let mut first: Vec<Tensor<'t>> =
+            self.arrays().zip(drawn).map(|(array, drawn)| array.first_values(drawn)).collect();
+        if let Some(value_model) = &self.value_model {
+            first.extend(mt_nn::initialize(region, key, &value_model.specs()));
+        }
+        first
     }
 
     /// Computes derived values. `all` are the model's parameters and the arrays of the maps, `frozen` the parameters of the

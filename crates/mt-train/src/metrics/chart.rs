@@ -1,4 +1,4 @@
-//! An SVG image of the loss curves for browsers and READMEs, with a light and a dark theme.
+//! An SVG image of the curves of losses, or of rewards where a run has them, for browsers and READMEs, with a light and a dark theme.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -41,7 +41,7 @@ const STYLE: &str = "\
 </style>
 ";
 
-/// The loss curves of a run.
+/// The curves of a run. The name of the file tells what they show: `loss` or `reward`.
 pub(crate) struct LossChart {
     path: PathBuf,
     title: String,
@@ -64,11 +64,14 @@ impl LossChart {
     }
 
     pub(crate) fn step(&mut self, record: &StepRecord) {
-        self.training.extend(point(record.step, record.metrics.get(names::LOSS)));
+        let value = record.metrics.get(names::REWARD).or_else(|| record.metrics.get(names::LOSS));
+        self.training.extend(point(record.step, value));
     }
 
     pub(crate) fn evaluation(&mut self, record: &EvaluationRecord) {
-        self.evaluation.extend(point(record.step, record.metrics.get(names::EVALUATION_LOSS)));
+        let reward = record.metrics.get(names::EVALUATION_REWARD);
+        let value = reward.or_else(|| record.metrics.get(names::EVALUATION_LOSS));
+        self.evaluation.extend(point(record.step, value));
     }
 
     /// Draws the curves so far and replaces the file. Without points it writes nothing.
@@ -90,12 +93,14 @@ impl LossChart {
 
         let mut svg = String::new();
         let title = escaped(&self.title);
+        let quantity =
+            if self.path.file_stem().is_some_and(|stem| stem == "reward") { "reward" } else { "loss" };
         // Writing to a string cannot fail.
         let _ = write!(
             svg,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
              height=\"{HEIGHT}\" font-family=\"system-ui, sans-serif\" font-size=\"13\" role=\"img\">\n\
-             <title>Loss of {title}</title>\n{STYLE}\
+             <title>The {quantity} of {title}</title>\n{STYLE}\
              <rect class=\"background\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"6\"/>\n"
         );
         for tick in vertical.ticks() {
@@ -110,7 +115,7 @@ impl LossChart {
         }
         line(&mut svg, "axis", (LEFT, BOTTOM), (RIGHT, BOTTOM));
         text(&mut svg, ((LEFT + RIGHT) / 2.0, HEIGHT - 14.0), "middle", "step");
-        text(&mut svg, (LEFT - 8.0, TOP - 16.0), "end", "loss");
+        text(&mut svg, (LEFT - 8.0, TOP - 16.0), "end", quantity);
         text(&mut svg, (LEFT, 26.0), "start", &title);
 
         let placed = |point: &(f64, f64)| (horizontal.place(point.0), vertical.place(point.1));

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::{Metrics, MetricsError, files};
 
-/// The losses that a metrics file already holds, for the loss curve of a resumed run.
+/// The losses, or rewards, that a metrics file already holds, for the curve of a resumed run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct LossHistory {
     pub(crate) training: Vec<(u64, f64)>,
@@ -70,7 +70,7 @@ impl JsonLines {
     }
 }
 
-/// The fields of a line that decide whether it stays and that the loss curve shows.
+/// The fields of a line that decide whether it stays and that the curve shows.
 #[derive(Deserialize)]
 struct Line {
     step: u64,
@@ -78,6 +78,10 @@ struct Line {
     loss: Option<f64>,
     #[serde(rename = "eval/avg_loss")]
     evaluation_loss: Option<f64>,
+    #[serde(rename = "learning/reward")]
+    reward: Option<f64>,
+    #[serde(rename = "eval/reward")]
+    evaluation_reward: Option<f64>,
 }
 
 /// Keeps the lines up to `last_step`, or none if that is `None`, and returns their losses.
@@ -107,8 +111,10 @@ fn truncate_after(path: &Path, last_step: Option<u64>) -> Result<LossHistory, Me
                     kept.push(b'\n');
                     dropped = true;
                 }
-                history.training.extend(record.loss.map(|loss| (record.step, loss)));
-                history.evaluation.extend(record.evaluation_loss.map(|loss| (record.step, loss)));
+                let (training, evaluation) =
+                    (record.reward.or(record.loss), record.evaluation_reward.or(record.evaluation_loss));
+                history.training.extend(training.map(|value| (record.step, value)));
+                history.evaluation.extend(evaluation.map(|value| (record.step, value)));
             }
             Ok(_) => dropped = true,
             // Only the last line can be incomplete: after a kill it lacks its end, after a power failure it may contain

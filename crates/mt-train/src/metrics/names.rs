@@ -46,6 +46,14 @@ pub const RL_DIVERGENCE: &str = "kl";
 pub const ENTROPY: &str = "entropy";
 /// The absolute difference between the log-probabilities of the trainer and of the sampler.
 pub const SAMPLER_DIFFERENCE: &str = "sampling/sampling_logp_difference/mean";
+/// The number of tools' texts in an answer.
+pub const TOOL_CALLS: &str = "tools/call_frequency";
+/// The share of calls that failed.
+pub const TOOL_FAILURES: &str = "tools/failure_frequency";
+/// The squared error of values, before its weight in the loss.
+pub const VALUE_LOSS: &str = "loss/value_avg";
+/// The share of tokens whose value has left the clipping range around its old one and is clipped.
+pub const VALUES_CLIPPED: &str = "val/clipfrac_avg";
 /// The weight that corrects this difference.
 pub const IMPORTANCE_WEIGHT: &str = "sampling/importance_sampling_ratio/mean";
 

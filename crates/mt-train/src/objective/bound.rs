@@ -86,6 +86,13 @@ pub struct BoundModel<'a, 't> {
     pub(crate) is_differentiated: bool,
 }
 
+impl<'a, 't> BoundModel<'a, 't> {
+    /// The same model, whose gradients are taken.
+    pub(crate) fn differentiated(self, dropout: Key<'t>) -> BoundModel<'a, 't> {
+        Self { dropout: Some(dropout), is_differentiated: true, ..self }
+    }
+}
+
 impl<'t> BoundModel<'_, 't> {
     /// The hidden states that the head receives.
     ///

@@ -162,8 +162,19 @@ impl FrozenModel {
 /// The models of an objective, bound to their parameters.
 pub struct Models<'a, 't> {
     pub trained: BoundModel<'a, 't>,
+    /// The value model ([`Objective::value_model`]) where its parameters are at hand: in losses and scores.
+    pub value: Option<BoundModel<'a, 't>>,
     /// In the order of [`Objective::frozen`].
     pub frozen: Vec<BoundModel<'a, 't>>,
+}
+
+/// A number for each token of answers, which is computed before they are trained on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Score {
+    /// The log-probability by the reference.
+    Reference,
+    /// The value that the value model expects before the token.
+    Value,
 }
 
 /// The loss of a micro-batch.
@@ -217,6 +228,11 @@ pub trait Objective: Send + Sync {
         Vec::new()
     }
 
+    /// A second model, which is trained beside `trained`.
+    fn value_model(&self, _trained: &dyn Model) -> Option<Arc<dyn Model>> {
+        None
+    }
+
     /// The steps in which the trained model answers the prompts of its batches itself.
     fn student_answers(&self) -> Option<StudentAnswers> {
         None
@@ -232,10 +248,10 @@ pub trait Objective: Send + Sync {
         None
     }
 
-    /// Numbers for the tokens of answers before they are trained on, such as the log-probabilities by a reference, if the
-    /// objective needs them: `f32[batch, position]`.
-    fn scores<'t>(&self, _models: &Models<'_, 't>, _batch: &BatchTensors<'t>) -> Option<Tensor<'t>> {
-        None
+    /// Numbers for the tokens of answers before they are trained on, each `f32[batch, position]`, if the objective needs
+    /// them.
+    fn scores<'t>(&self, _models: &Models<'_, 't>, _batch: &BatchTensors<'t>) -> Vec<(Score, Tensor<'t>)> {
+        Vec::new()
     }
 
     /// The arrays of a batch for [`Objective::scores`].

@@ -58,6 +58,7 @@ impl Sampling {
             prompt: prompts[index / passes].tokens.clone(),
             completion: sampled.answer.tokens.clone(),
             log_probabilities: Some(sampled.answer.log_probabilities.clone()),
+            mask: sampled.mask.clone(),
             reward: sampled.verdict.total,
             rewards: sampled.verdict.rewards.clone(),
             finish: Some(sampled.finish),
@@ -89,6 +90,13 @@ fn scores(answers: &[Sampled], prompts: &[&Prompt], passes: usize) -> Metrics {
         metrics.set(format!("eval/pass@{passes}"), mean(&mut groups().map(|(of, _)| share(any(of)))));
         let majority = &mut groups().map(|(of, _)| share(majority_is_correct(of)));
         metrics.set(format!("eval/maj@{passes}"), mean(majority));
+    }
+    if passes > 1 {
+        // The answer that best-of-N would choose.
+        let best = |of: &[Sampled]| {
+            of.iter().filter_map(|sampled| sampled.verdict.total).max_by(f64::total_cmp).unwrap_or(f64::NAN)
+        };
+        metrics.set(format!("eval/best@{passes}"), mean(&mut answers.chunks(passes).map(best)));
     }
     metrics
         .set(names::EVALUATION_REWARD, mean(&mut answers.iter().filter_map(|sampled| sampled.verdict.total)));

@@ -3,14 +3,18 @@
 
 mod exam;
 mod sampling;
+mod turns;
 
 use std::time::Duration;
 
 use mt_config::{KlEstimator, KlPlace, RewardAggregation, RewardScale, RlAlgorithm, RlGroup, RolloutGroup};
 use mt_rl::{
-    AdvantageRule, BatchRules, PromptSet,
-    advantages::{Estimator, Lambda, Scale},
-    rewards::{AnswerRewards, CommandSettings, Function, Marks, Overlong, RewardSettings},
+    AdvantageRule, BatchRules, PromptSet, RlError,
+    advantages::{Best, Estimator, Lambda, Scale},
+    rewards::{
+        AnswerRewards, CodeSettings, CodeTest, CommandSettings, EndpointSettings, Function, Marks, Overlong,
+        PythonSettings, RewardSettings, SandboxLimits, Url,
+    },
 };
 
 use crate::TrainError;
@@ -31,10 +35,22 @@ pub(crate) fn rules(keys: &RlGroup) -> BatchRules {
         uses_recorded: keys.use_recorded_advantages,
         // Algorithms that compare answers with others learn nothing from equal ones.
         masks_degenerate: keys.degenerate_group_masking
-            && !matches!(keys.loss_algo, RlAlgorithm::ReinforcePlusPlus | RlAlgorithm::Ppo),
+            && !matches!(
+                keys.loss_algo,
+                RlAlgorithm::ReinforcePlusPlus | RlAlgorithm::Ppo | RlAlgorithm::Raft
+            ),
         masks_truncated: keys.mask_truncated_completions,
         with_old: !keys.compares_with_itself(),
         with_sampler: keys.has_sampler(),
+        with_values: keys.has_value_model(),
+    }
+}
+
+/// The weight of later temporal differences in the advantages of PPO.
+fn lambda(keys: &RlGroup) -> Lambda {
+    match keys.gae_length_alpha {
+        Some(alpha) => Lambda::ByLength { alpha },
+        None => Lambda::Fixed(keys.gae_lambda),
     }
 }
 
@@ -49,12 +65,11 @@ fn advantage(keys: &RlGroup) -> AdvantageRule {
         RlAlgorithm::Rloo => AdvantageRule::LeaveOneOut { normalize: keys.normalize_advantages },
         RlAlgorithm::ReinforcePlusPlus => AdvantageRule::Tokens,
         RlAlgorithm::ReinforcePlusPlusBaseline => AdvantageRule::GroupThenBatch,
+        RlAlgorithm::Raft => AdvantageRule::Best(Best { most: keys.keep_best, least: keys.keep_above }),
         RlAlgorithm::Ppo => AdvantageRule::Temporal {
             gamma: keys.gae_gamma,
-            lambda: match keys.gae_length_alpha {
-                Some(alpha) => Lambda::ByLength { alpha },
-                None => Lambda::Fixed(keys.gae_lambda),
-            },
+            lambda: lambda(keys),
+            of_returns: keys.value_lambda.map_or_else(|| lambda(keys), Lambda::Fixed),
         },
         RlAlgorithm::Grpo
         | RlAlgorithm::GspoToken
@@ -70,31 +85,66 @@ fn advantage(keys: &RlGroup) -> AdvantageRule {
     }
 }
 
-/// Refuses prompts without the expected answers that a reward function compares with.
+/// Refuses prompts without the expected answers that a reward function compares with, or without tests of code.
 pub(crate) fn check_answers(
     keys: &RlGroup,
     settings: &RolloutGroup,
     prompts: &PromptSet,
 ) -> Result<(), TrainError> {
-    let functions = reward_settings(keys, settings).functions;
+    let RewardSettings { functions, code, .. } = reward_settings(keys, settings)?;
+    for prompt in code.iter().flat_map(|_| &prompts.prompts) {
+        CodeTest::of(&prompt.columns, &settings.code_tests_column)
+            .map_err(|reason| RlError::Unusable { place: format!("the prompt {:?}", prompt.text), reason })?;
+    }
     let needing = functions.iter().find(|(function, _)| function.needs_answer());
     let (Some((function, _)), Some(index)) = (needing, prompts.without_answer()) else { return Ok(()) };
     Err(TrainError::NoAnswer { function: function.name(), text: prompts.prompts[index].text.clone() })
 }
 
+/// The time for each answer of a process of the user.
+fn limit(settings: &RolloutGroup) -> Duration {
+    Duration::from_secs_f64(settings.reward_timeout)
+}
+
+/// The limits of code in the sandbox.
+fn sandbox_limits(settings: &RolloutGroup) -> SandboxLimits {
+    const MEGABYTE: u64 = 1 << 20;
+    SandboxLimits {
+        time: limit(settings),
+        memory: settings.sandbox_memory_mb * MEGABYTE,
+        processes: settings.sandbox_processes,
+        files: settings.sandbox_files_mb * MEGABYTE,
+    }
+}
+
 /// The reward functions of a run.
-fn reward_settings(keys: &RlGroup, settings: &RolloutGroup) -> RewardSettings {
+///
+/// # Errors
+/// The address of an endpoint cannot be used.
+fn reward_settings(keys: &RlGroup, settings: &RolloutGroup) -> Result<RewardSettings, TrainError> {
     let weights = keys.weights();
-    let weight = |function: Function| weights.get(function.name()).copied().unwrap_or(1.0);
+    let weight = |function: &str| weights.get(function).copied().unwrap_or(1.0);
+    let (limit, retries) = (limit(settings), settings.reward_retries);
     // The names have been checked with the configuration.
-    let functions = settings.functions().into_iter().filter_map(Function::named);
-    let command = settings.reward_command.clone().map(|line| CommandSettings {
-        line,
-        limit: Duration::from_secs_f64(settings.reward_timeout),
-        retries: settings.reward_retries,
-    });
-    RewardSettings {
-        functions: functions.map(|function| (function, weight(function))).collect(),
+    let functions: Vec<Function> = settings.functions().into_iter().filter_map(Function::named).collect();
+    let endpoint = |text: &String| -> Result<EndpointSettings, RlError> {
+        let place = format!("`reward_url={text}`");
+        let url = Url::read(text).map_err(|reason| RlError::Unusable { place, reason })?;
+        Ok(EndpointSettings { url, limit, retries })
+    };
+    let code = CodeSettings { column: settings.code_tests_column.clone(), limits: sandbox_limits(settings) };
+    let python = settings.python_functions().into_iter().map(|name| (name.to_owned(), weight(name)));
+    Ok(RewardSettings {
+        command: settings.reward_command.clone().map(|line| CommandSettings { line, limit, retries }),
+        endpoint: settings.reward_url.as_ref().map(endpoint).transpose()?,
+        code: functions.contains(&Function::Code).then_some(code),
+        python: settings.reward_functions_path.clone().map(|path| PythonSettings {
+            path,
+            functions: python.collect(),
+            limit,
+            retries,
+        }),
+        functions: functions.into_iter().map(|function| (function, weight(function.name()))).collect(),
         marks: Marks {
             reasoning: [settings.reasoning_start_token.clone(), settings.reasoning_end_token.clone()],
             solution: [settings.solution_start_token.clone(), settings.solution_end_token.clone()],
@@ -111,6 +161,5 @@ fn reward_settings(keys: &RlGroup, settings: &RolloutGroup) -> RewardSettings {
             wrong: settings.penalty_incorrect_answer,
         },
         overlong: Overlong { limit: keys.completion_length(), buffer: settings.overlong_buffer_length },
-        command,
-    }
+    })
 }

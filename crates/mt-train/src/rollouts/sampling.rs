@@ -5,33 +5,40 @@
 //! so that a resumed run continues exactly.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
     time::Instant,
 };
 
 use mt_config::{RlGroup, RolloutGroup};
-use mt_data::{Batch, Tokenizer};
+use mt_data::{Batch, Permutation, Tokenizer};
 use mt_rl::{
     BatchRules, Finish, PROMPTS, Prompt, PromptOrder, PromptSet, Rollout, RolloutBatch, RolloutLog, RowShape,
-    key,
-    rewards::{Judge, Judged, Verdict},
+    Tools, key,
+    rewards::{Failures, Judge, Judged, Verdict},
 };
-use mt_runtime::Executable;
 
-use super::{reward_settings, rules};
+use super::{
+    reward_settings, rules,
+    turns::{self, Turns},
+};
 use crate::{
     TrainError, Trainer,
-    answers::{AnswerRequest, AnswerSampling, Generator, GivenAnswer},
+    answers::{AnswerSampling, Generator, GivenAnswer, StopRule},
     data::RunPrompts,
     events::{self, Observer},
     metrics::names,
+    objective::Score,
     run::TrainOptions,
+    trainer::ScoreProgram,
 };
 
 /// The file of a run's rollouts, in its directory.
 const ROLLOUTS: &str = "rollouts/rollouts.jsonl";
+
+/// Distinguishes the seeds of exchanged rewards from other ones.
+const SHUFFLED: u64 = u64::from_le_bytes(*b"shuffled");
 
 /// A metric of the host.
 pub(crate) type HostMetric = (String, f64);
@@ -46,23 +53,28 @@ pub(crate) struct Sampling {
     pub(super) held_out: Option<Arc<PromptSet>>,
     order: PromptOrder,
     judge: Judge,
+    tools: Option<Tools>,
     generator: Box<dyn Generator>,
     tokenizer: Arc<Tokenizer>,
     log: RolloutLog,
     log_path: PathBuf,
     pub(super) directory: PathBuf,
     /// The program of [`Trainer::scores`].
-    scores: Option<(usize, Executable)>,
-    /// The present batch of answers, with its number.
-    current: Option<(u64, RolloutBatch)>,
+    scores: Option<ScoreProgram>,
+    /// The present batch of answers, and those that have been sampled ahead, by their numbers.
+    batches: BTreeMap<u64, RolloutBatch>,
+    /// The number of batches of the run.
+    end: u64,
     observer: Observer,
-    /// The failures of a reward process that have been reported.
-    reported: u64,
+    /// The failures of reward functions and tools that have been reported, by name.
+    reported: BTreeMap<String, u64>,
 }
 
 /// An answer with its text and its verdict.
 pub(super) struct Sampled {
     pub answer: GivenAnswer,
+    /// Which tokens are the model's, if tools have added others.
+    pub mask: Option<Vec<u8>>,
     pub text: String,
     pub finish: Finish,
     pub verdict: Verdict,
@@ -88,8 +100,10 @@ impl Sampling {
         let step = trainer.steps_done();
         // In the middle of a batch, its answers are those of the file.
         let next = step.div_ceil(order.steps());
+        // A run that begins anew may have been killed while it wrote the first of them.
+        let kept = if next == 0 { 0 } else { next + keys.off_policy_steps };
         let log_path = run_directory.join(ROLLOUTS);
-        let rewards = reward_settings(&keys, &settings.rollouts);
+        let rewards = reward_settings(&keys, &settings.rollouts)?;
         Ok(Some(Self {
             rules: rules(&keys),
             shape: RowShape {
@@ -98,15 +112,17 @@ impl Sampling {
                 vocab_size: settings.data.vocab_size,
             },
             settings: settings.rollouts.clone(),
-            judge: Judge::new(rewards),
+            judge: Judge::new(rewards)?,
+            tools: turns::tools(&settings.rollouts)?,
             generator: make(trainer),
-            log: RolloutLog::open(&log_path, next)?,
+            log: RolloutLog::open(&log_path, kept)?,
             log_path,
             directory: run_directory.to_owned(),
             scores: None,
-            current: None,
+            batches: BTreeMap::new(),
+            end: settings.run.steps.div_ceil(order.steps()),
             observer: options.observer.clone(),
-            reported: 0,
+            reported: BTreeMap::new(),
             keys,
             train,
             held_out,
@@ -124,18 +140,17 @@ impl Sampling {
     ) -> Result<(Batch, Vec<HostMetric>), TrainError> {
         let (number, within) = (step / self.order.steps(), step % self.order.steps());
         let mut measured = Vec::new();
-        if self.current.as_ref().is_none_or(|(known, _)| *known != number) {
-            let batch = match within {
-                0 => self.sample(trainer, prompts, number, &mut measured)?,
-                _ => self.recorded(prompts, (number, step))?,
-            };
-            // A resumed run has recorded them with the first step of the batch.
-            if within == 0 {
-                measured.extend(batch.metrics());
-            }
-            self.current = Some((number, batch));
+        self.batches.retain(|known, _| *known >= number);
+        let numbers = prompts.integers(PROMPTS).iter().map(|number| *number as usize).collect();
+        if within > 0 && !self.batches.contains_key(&number) {
+            let batch = self.recorded((numbers, number), Some(step))?;
+            self.batches.insert(number, batch);
+        } else if within == 0 {
+            self.sample_ahead(trainer, (numbers, number), &mut measured)?;
+            // A run that is resumed later has recorded them with the first step of the batch.
+            measured.extend(self.batches[&number].metrics());
         }
-        let (_, batch) = self.current.as_ref().expect("it has just been set");
+        let batch = &self.batches[&number];
         let first = within as usize % self.order.mini_batches * self.order.rows;
         let rows = batch.rows(first..first + self.order.rows, self.shape)?;
         let named = measured.into_iter().map(|(name, value)| match name.starts_with(names::PERFORMANCE) {
@@ -145,19 +160,45 @@ impl Sampling {
         Ok((rows, named.collect()))
     }
 
+    /// Samples the answers of a batch with the present weights, and those of the batches that follow as far as the weights
+    /// may lag behind. Answers that an earlier process of the run has sampled ahead are in the file.
+    fn sample_ahead(
+        &mut self,
+        trainer: &Trainer,
+        (numbers, number): (Vec<usize>, u64),
+        measured: &mut Vec<HostMetric>,
+    ) -> Result<(), TrainError> {
+        let size = self.train.prompts.len();
+        let last = (number + self.keys.off_policy_steps).min(self.end.saturating_sub(1)).max(number);
+        let mut wanted = vec![(numbers, number)];
+        for next in number + 1..=last {
+            wanted.extend(self.order.numbers(size, next).map(|numbers| (numbers, next)));
+        }
+        for (numbers, number) in wanted {
+            if self.batches.contains_key(&number) {
+                continue;
+            }
+            let batch = match self.log.has(number) {
+                true => self.recorded((numbers, number), None)?,
+                false => self.sample(trainer, &numbers, number, measured)?,
+            };
+            self.batches.insert(number, batch);
+        }
+        Ok(())
+    }
+
     /// Samples the answers of a batch and records them. Prompts whose answers all have the same reward are replaced by
     /// others, as often as the configuration allows.
     fn sample(
         &mut self,
         trainer: &Trainer,
-        prompts: &Batch,
+        numbers: &[usize],
         number: u64,
         measured: &mut Vec<HostMetric>,
     ) -> Result<RolloutBatch, TrainError> {
         let samples = self.keys.num_generations;
-        let numbers: Vec<usize> = prompts.integers(PROMPTS).iter().map(|number| *number as usize).collect();
         let places: Vec<usize> = (0..numbers.len()).collect();
-        let mut rollouts = self.rollouts(trainer, (&places, &numbers), (number, 0), measured)?;
+        let mut rollouts = self.rollouts(trainer, (&places, numbers), (number, 0), measured)?;
         let mut replaced = 0;
         for round in 1..=self.keys.dynamic_sampling_rounds {
             let is_even = |place: &usize| {
@@ -182,11 +223,26 @@ impl Sampling {
         if self.keys.dynamic_sampling_rounds > 0 {
             measured.push((names::REPLACED_PROMPTS.to_owned(), replaced as f64));
         }
+        if self.keys.shuffle_rewards {
+            self.shuffle_rewards(&mut rollouts, number);
+        }
         self.score(trainer, &mut rollouts)?;
         let batch = RolloutBatch::new(rollouts, &self.rules)?;
         self.log.append(&batch.rollouts)?;
         self.report_failures();
         Ok(batch)
+    }
+
+    /// Exchanges the rewards of a batch's answers.
+    fn shuffle_rewards(&self, rollouts: &mut [Rollout], number: u64) {
+        let seed = key(&[self.settings.data_shuffle_seed, number, SHUFFLED]);
+        let order = Permutation::new(rollouts.len() as u64, seed);
+        let before: Vec<_> =
+            rollouts.iter().map(|rollout| (rollout.reward, rollout.rewards.clone())).collect();
+        for (index, rollout) in rollouts.iter_mut().enumerate() {
+            let other = order.apply(index as u64) as usize;
+            (rollout.reward, rollout.rewards) = before[other].clone();
+        }
     }
 
     /// Judged answers to prompts, at these places of the batch `number`, in a round of sampling.
@@ -209,7 +265,7 @@ impl Sampling {
         let samples = self.keys.num_generations;
         let sampled = self.answers(trainer, &chosen, samples, &sampling, measured)?;
         let rollout = |(index, sampled): (usize, Sampled)| {
-            let Sampled { answer, text, finish, verdict } = sampled;
+            let Sampled { answer, mask, text, finish, verdict } = sampled;
             Rollout {
                 step: Some(number),
                 group: Some(places[index / samples] as u64),
@@ -217,6 +273,7 @@ impl Sampling {
                 prompt: chosen[index / samples].tokens.clone(),
                 completion: answer.tokens,
                 log_probabilities: Some(answer.log_probabilities),
+                mask,
                 reward: verdict.total,
                 rewards: verdict.rewards,
                 finish: Some(finish),
@@ -228,25 +285,35 @@ impl Sampling {
         Ok(sampled.into_iter().enumerate().map(rollout).collect())
     }
 
-    /// The answers of a batch that an earlier process of the run has sampled.
-    fn recorded(&self, prompts: &Batch, (number, step): (u64, u64)) -> Result<RolloutBatch, TrainError> {
+    /// The answers of a batch that an earlier process of the run has sampled, which `step` is the next to train on.
+    fn recorded(
+        &self,
+        (numbers, number): (Vec<usize>, u64),
+        step: Option<u64>,
+    ) -> Result<RolloutBatch, TrainError> {
         let rollouts = self.log.of_step(number)?;
-        let needed = prompts.integers(PROMPTS).len() * self.keys.num_generations;
+        let needed = numbers.len() * self.keys.num_generations;
         if rollouts.len() != needed {
             let (path, found) = (self.log_path.clone(), rollouts.len());
+            let step = step.unwrap_or(number * self.order.steps());
             return Err(TrainError::LostRollouts { step, path, found, needed });
         }
         Ok(RolloutBatch::new(rollouts, &self.rules)?)
     }
 
-    /// Adds the log-probabilities by the reference, if rewards need them.
+    /// Adds the log-probabilities by the reference, if rewards need them, and the values of the value model.
     fn score(&mut self, trainer: &Trainer, rollouts: &mut [Rollout]) -> Result<(), TrainError> {
-        if self.rules.penalty.is_none() {
+        if self.rules.penalty.is_none() && !self.rules.with_values {
             return Ok(());
         }
         // Advantages are not known yet, and do not matter.
-        let unjudged =
-            BatchRules { uses_recorded: true, with_old: false, with_sampler: false, ..self.rules.clone() };
+        let unjudged = BatchRules {
+            uses_recorded: true,
+            with_old: false,
+            with_sampler: false,
+            with_values: false,
+            ..self.rules.clone()
+        };
         let without = |rollout: &Rollout| Rollout {
             advantage: Some(mt_rl::Advantage::OfAnswer(0.0)),
             ..rollout.clone()
@@ -255,12 +322,17 @@ impl Sampling {
         let (length, count) = (self.shape.length, self.order.rows);
         for first in (0..rollouts.len()).step_by(count) {
             let batch = rows.rows(first..first + count, self.shape)?;
-            let scores = trainer.scores(&mut self.scores, &batch)?.to_f64();
-            for (rollout, scores) in rollouts[first..].iter_mut().zip(scores.chunks(length)) {
-                let start = rollout.prompt.len() - 1;
-                let of_tokens = scores[start..start + rollout.completion.len()].iter();
-                let scores = of_tokens.map(|score| *score as f32);
-                rollout.reference_log_probabilities = Some(scores.collect());
+            for (kind, scores) in trainer.scores(&mut self.scores, &batch)? {
+                let scores = scores.to_f64();
+                for (rollout, scores) in rollouts[first..].iter_mut().zip(scores.chunks(length)) {
+                    let start = rollout.prompt.len() - 1;
+                    let of_tokens = scores[start..start + rollout.completion.len()].iter();
+                    let scores = Some(of_tokens.map(|score| *score as f32).collect());
+                    match kind {
+                        Score::Reference => rollout.reference_log_probabilities = scores,
+                        Score::Value => rollout.values = scores,
+                    }
+                }
             }
         }
         Ok(())
@@ -281,9 +353,25 @@ impl Sampling {
             // The last token of a row is only a target.
             max_length: (self.shape.length + 1).min(positions),
             ends: self.ends(),
+            stop: self.stop_rule(),
             top_k: None,
             top_p: None,
         }
+    }
+
+    /// Ends answers, or turns, by the texts of the configuration and of calls of tools.
+    fn stop_rule(&self) -> Option<StopRule> {
+        let of_tools = self.tools.iter().map(|tools| tools.end_of_call().to_owned());
+        let texts: Vec<String> =
+            self.settings.stop_strings.iter().flatten().cloned().chain(of_tools).collect();
+        let longest = texts.iter().map(String::len).max()?;
+        let tokenizer = self.tokenizer.clone();
+        Some(StopRule(Arc::new(move |tokens: &[u32]| {
+            // A token has a byte or more, as a rule; the others are a reserve.
+            let tail = &tokens[tokens.len().saturating_sub(longest + 8)..];
+            let text = tokenizer.decode(&known_tokens(&tokenizer, tail), true).unwrap_or_default();
+            texts.iter().any(|stop| text.contains(stop.as_str()))
+        })))
     }
 
     fn ends(&self) -> BTreeSet<u32> {
@@ -300,64 +388,72 @@ impl Sampling {
         measured: &mut Vec<HostMetric>,
     ) -> Result<Vec<Sampled>, TrainError> {
         let began = Instant::now();
-        let request = |index: usize| AnswerRequest {
-            prompt: prompts[index / samples].tokens.clone(),
-            sample: index as u64,
-        };
-        let requests: Vec<AnswerRequest> = (0..prompts.len() * samples).map(request).collect();
-        let given = self.generator.answers(trainer.parameters()?, &requests, sampling);
-        let given = given.map_err(TrainError::Generation)?;
+        let turns = turns::answers(
+            (&*self.generator, trainer, &*self.tokenizer),
+            self.tools.as_mut(),
+            (prompts, samples),
+            sampling,
+            measured,
+        )?;
         add(measured, names::SAMPLING_TIME, began.elapsed().as_secs_f64());
         let began = Instant::now();
-        // The model may have more tokens than the tokenizer. All of them are sampled, so that the trainer computes the
-        // same probabilities, but the others have no text.
-        let known = self.tokenizer.vocab_size();
-        let text = |answer: &GivenAnswer| {
-            let tokens: Vec<u32> =
-                answer.tokens.iter().copied().filter(|token| (*token as usize) < known).collect();
-            self.tokenizer.decode(&tokens, true)
-        };
-        let texts: Vec<String> = given.iter().map(text).collect::<Result<_, _>>()?;
-        let judged: Vec<Judged<'_>> = given
+        let text =
+            |turns: &Turns| self.tokenizer.decode(&known_tokens(&self.tokenizer, &turns.answer.tokens), true);
+        let texts: Vec<String> = turns.iter().map(text).collect::<Result<_, _>>()?;
+        let judged: Vec<Judged<'_>> = turns
             .iter()
             .zip(&texts)
             .enumerate()
-            .map(|(index, (answer, text))| {
+            .map(|(index, (turns, text))| {
                 let prompt = prompts[index / samples];
                 Judged {
                     prompt: &prompt.text,
                     completion: text,
                     answer: prompt.answer.as_deref(),
-                    tokens: answer.tokens.len(),
+                    tokens: turns.answer.tokens.len(),
                     columns: &prompt.columns,
                 }
             })
             .collect();
         let verdicts = self.judge.judge(&judged)?;
         add(measured, names::REWARD_TIME, began.elapsed().as_secs_f64());
-        let ends = &sampling.ends;
-        let finish = |answer: &GivenAnswer| match answer.tokens.last().is_some_and(|last| ends.contains(last))
-        {
-            true => Finish::Stop,
-            false => Finish::Length,
+        let finish = |Turns { answer, is_full, .. }: &Turns| {
+            let ends = answer.tokens.last().is_some_and(|last| sampling.ends.contains(last));
+            let stops = || sampling.stop.as_ref().is_some_and(|StopRule(stops)| stops(&answer.tokens));
+            if !is_full && (ends || stops()) { Finish::Stop } else { Finish::Length }
         };
-        let all = given.into_iter().zip(texts).zip(verdicts);
-        let sampled = all.map(|((answer, text), verdict)| {
-            let finish = finish(&answer);
-            Sampled { answer, text, finish, verdict }
+        let all = turns.into_iter().zip(texts).zip(verdicts);
+        let sampled = all.map(|((turns, text), verdict)| {
+            let finish = finish(&turns);
+            let mask = turns.mask.contains(&0).then_some(turns.mask);
+            Sampled { answer: turns.answer, mask, text, finish, verdict }
         });
         Ok(sampled.collect())
     }
 
-    /// Reports the first failure of a reward process, and then each time that their number has doubled.
+    /// Reports the first failure of a reward function or a tool, and then each time that their number has doubled.
     fn report_failures(&mut self) {
-        let Some((count, reason)) = self.judge.failures() else { return };
-        if count >= (2 * self.reported).max(1) {
-            let text = format!("`reward_command` has failed {count} times; the last time, {reason}");
-            events::warn(&self.observer, text);
-            self.reported = count;
+        let rewards = self.judge.failures().into_iter();
+        let rewards = rewards.map(|(function, failures)| (format!("the reward `{function}`"), failures));
+        let tools = self.tools.iter().map(|tools| ("`tool_command`".to_owned(), tools.failures().clone()));
+        for (name, Failures { count, last }) in
+            rewards.chain(tools.filter(|(_, failures)| failures.count > 0))
+        {
+            let reported = self.reported.entry(name.clone()).or_default();
+            if count >= (2 * *reported).max(1) {
+                let text = format!("{name} has failed {count} times; the last time, {last}");
+                events::warn(&self.observer, text);
+                *reported = count;
+            }
         }
     }
+}
+
+/// The tokens that a tokenizer knows. The model may have more of them. All are sampled, so that the trainer computes the
+/// same probabilities, but the others have no text.
+pub(super) fn known_tokens(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<u32> {
+    let known = tokenizer.vocab_size();
+    tokens.iter().copied().filter(|token| (*token as usize) < known).collect()
 }
 
 /// Adds to a metric.

@@ -13,7 +13,7 @@ use mt_runtime::Runtime;
 use super::{Ending, LocalCheckpoints, Sender, StoredRun, TrainReport};
 use crate::{
     TrainError, TrainPlan,
-    restore::{Resume, check_sources},
+    restore::{Resume, check_sources, check_value_model},
     sources::{Sources, recorded_in},
     state::steps_done,
     train_loop::Progress,
@@ -86,6 +86,7 @@ impl RunDirectory {
                     &settings.checkpoint,
                     settings.run.steps,
                 )?;
+                check_value_model(plan)?;
             }
         }
         Ok(directory)
@@ -133,7 +134,7 @@ impl RunDirectory {
             last_evaluation: None,
             unigram_bits_per_byte: None,
             goodput: None,
-            chart: existing(self.chart()),
+            chart: drawn(&self.path),
         }
     }
 
@@ -148,9 +149,9 @@ impl RunDirectory {
         self.saved.as_ref().map(|saved| record.changes(saved)).unwrap_or_default()
     }
 
-    /// The path of the loss curve.
-    pub fn chart(&self) -> PathBuf {
-        chart(&self.path)
+    /// The path of the curve of rewards or losses.
+    pub fn chart(&self, is_of_rewards: bool) -> PathBuf {
+        charts(&self.path)[usize::from(!is_of_rewards)].clone()
     }
 
     /// Writes the configuration to the run's directory atomically and durably.
@@ -265,7 +266,7 @@ impl HeldDirectory {
     /// The report of the run. Dropping `self` releases the directory for other processes.
     pub fn report(self, progress: Progress, unigram_bits_per_byte: Option<f64>) -> TrainReport {
         let Progress { ending, steps, first_evaluation, last_evaluation, goodput, .. } = progress;
-        let chart = existing(chart(&self.path));
+        let chart = drawn(&self.path);
         TrainReport {
             ending,
             steps,
@@ -279,8 +280,14 @@ impl HeldDirectory {
     }
 }
 
-fn chart(run: &Path) -> PathBuf {
-    run.join("metrics").join("loss.svg")
+/// The paths of the curves of rewards and of losses.
+fn charts(run: &Path) -> [PathBuf; 2] {
+    ["reward.svg", "loss.svg"].map(|name| run.join("metrics").join(name))
+}
+
+/// The curve that a run has drawn.
+fn drawn(run: &Path) -> Option<PathBuf> {
+    charts(run).into_iter().find_map(existing)
 }
 
 /// The path, if the file exists. A run without steps draws no curve.

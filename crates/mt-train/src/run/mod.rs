@@ -294,7 +294,8 @@ fn start_logger(
     directory: &RunDirectory,
     observer: &Observer,
 ) -> Result<MetricLogger, TrainError> {
-    let run = &trainer.plan.settings.run;
+    let (run, rl) = (&trainer.plan.settings.run, &trainer.plan.settings.rl);
+    let has_rewards = rl.use_rl && rl.rollouts_path.is_none();
     let first_step = trainer.steps_done();
     let logger = MetricLogger::start(MetricLoggerOptions {
         run_name: run.run_name.clone(),
@@ -303,7 +304,7 @@ fn start_logger(
         log_period: run.log_period,
         metrics_file: Some(run.metrics_path()),
         tensorboard_directory: run.enable_tensorboard.then(|| run.tensorboard_directory()),
-        chart_file: Some(directory.chart()),
+        chart_file: Some(directory.chart(has_rewards)),
     })?;
     observer(Event::Started { first_step, total_steps: run.steps });
     Ok(logger)

@@ -1,10 +1,10 @@
 //! Losses on sampled answers and their gradients, compared with `tests/goldens/policy.py`.
 
 use mt_shape::{DType, HostArray};
-use mt_testing::Golden;
+use mt_testing::{Golden, assert_close};
 
 use super::{
-    preference::{Outcome, compare, outcome},
+    preference::{Outcome, compare, in_layout, outcome},
     published::MODEL,
     training::Setup,
 };
@@ -37,7 +37,10 @@ const LOSSES: &[(&str, &[&str])] = &[
     ("cispo", &["loss_algo=cispo", "rl.epsilon_high=1.2"]),
     ("rloo", &["loss_algo=rloo"]),
     ("token_advantages", &["loss_algo=dapo", "rl.epsilon_high=0.2"]),
-    ("ppo", &["loss_algo=ppo", "rl.rollouts_path=recorded.jsonl"]),
+    ("ppo", &["loss_algo=ppo", "rl.rollouts_path=recorded.jsonl", "rl.value_coef=0"]),
+    ("raft", &["loss_algo=raft"]),
+    ("ppo_values", &["loss_algo=ppo"]),
+    ("ppo_warmup", &["loss_algo=ppo", "rl.value_warmup_steps=1"]),
     ("grpo_masked", &[]),
 ];
 
@@ -46,7 +49,9 @@ fn arrays(setup: &Setup, golden: &Golden, name: &str) -> Vec<HostArray> {
     let of_loss = |array: &str| match (name, array) {
         ("rloo", "counted" | "old" | "advantages" | "sampler") => format!("whole.{array}"),
         ("grpo_masked", "counted") => "masked.counted".to_owned(),
-        ("token_advantages" | "ppo", "advantages") => "token_advantages".to_owned(),
+        ("token_advantages" | "ppo" | "ppo_values" | "ppo_warmup", "advantages") => {
+            "token_advantages".to_owned()
+        }
         _ => array.to_owned(),
     };
     let stored = |declared: &str| -> HostArray {
@@ -69,7 +74,13 @@ fn arrays(setup: &Setup, golden: &Golden, name: &str) -> Vec<HostArray> {
 fn check(name: &str, keys: &[&str], golden: &Golden) -> Outcome {
     let setup = Setup::new(&[MODEL, OBJECTIVE, keys].concat(), 1);
     let made = outcome(&setup, golden, "policy", arrays(&setup, golden, name));
-    compare(&format!("{name} with {keys:?}"), name, &*setup.model, &made, golden);
+    let what = format!("{name} with {keys:?}");
+    compare(&what, name, &*setup.model, &made, golden);
+    for ((path, spec), gradient) in setup.programs().loss.specs().iter().zip(&made.gradients) {
+        if path.segments()[0] == "value_model" {
+            assert_close(&format!("{what}: {path}"), gradient, &in_layout(golden, name, path, spec), 1e-4);
+        }
+    }
     made
 }
 
@@ -78,6 +89,12 @@ fn losses_and_gradients_equal_the_reference() {
     let golden = Golden::open(env!("CARGO_MANIFEST_DIR"), "policy.safetensors");
     for (name, keys) in LOSSES {
         let made = check(name, keys, &golden);
+        if *name == "ppo_values" {
+            let reported =
+                made.metrics.iter().find(|(name, _)| name.ends_with(names::VALUES_CLIPPED)).unwrap().1;
+            let expected = golden.array("ppo_values.clipped").to_f64()[0];
+            assert!((reported - expected).abs() < 1e-5 && expected > 0.0, "{reported}, not {expected}");
+        }
         if *name != "grpo" {
             continue;
         }
@@ -96,8 +113,8 @@ fn micro_batches_tiles_and_recomputation_change_nothing() {
     let golden = Golden::open(env!("CARGO_MANIFEST_DIR"), "policy.safetensors");
     let ways: &[&[&str]] =
         &[&["gradient_accumulation_steps=3"], &["num_vocab_tiling=13", "remat_policy=full"]];
-    for (name, keys) in LOSSES.iter().filter(|(name, _)| ["grpo", "grpo_temperature", "dapo"].contains(name))
-    {
+    let chosen = ["grpo", "grpo_temperature", "dapo", "ppo_values"];
+    for (name, keys) in LOSSES.iter().filter(|(name, _)| chosen.contains(name)) {
         for way in ways {
             check(name, &[keys, *way].concat(), &golden);
         }

@@ -19,6 +19,13 @@ pub const MODEL: &[&str] = &[
 
 /// The name of a parameter's values among the reference values.
 pub fn published(path: &Path, spec: &ParamSpec) -> String {
+    if let Some((segment, rest)) = path.segments().split_first()
+        && segment == "value_model"
+    {
+        let of_model =
+            rest.iter().fold(Path::default(), |mut path, segment| path.within(segment, |path| path.clone()));
+        return format!("value_model.{}", published(&of_model, spec));
+    }
     let LayerPlace::One(layer) = spec.place else {
         return match path.to_string().as_str() {
             "token_embedder.embedding" => "model.embed_tokens.weight".to_owned(),

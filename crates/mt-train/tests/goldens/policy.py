@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from datasets import Dataset
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 ROWS, LENGTH, VOCAB = 6, 13, 40
@@ -220,6 +220,44 @@ own = log_probabilities(exact)
 losses = clipped((own - old).exp(), columns)
 means = (losses * weights).sum(1) / weights.sum(1).clamp(min=1)
 record("grpo_masked", exact, means.sum() / 5)
+
+weights = unlearned.double()
+record("raft", exact, mean_of_tokens(-columns * log_probabilities(exact)))
+
+# PPO with a value model, as TRL's experimental trainer computes it: 0.5 times the mean over tokens of the larger squared error
+# of the value and of the clipped value, times `vf_coef`, beside the loss of the policy.
+value_model = randomize(LlamaForSequenceClassification(LlamaConfig(**SHAPE, num_labels=1)), 0.4)
+tensors |= {f"policy.value_model.{n}": p.detach().clone() for n, p in value_model.named_parameters()}
+value_model.double()
+
+
+def values_of_tokens():
+    made = []
+    for prompt, completion in zip(prompts, completions):
+        states = value_model.model(input_ids=torch.cat([prompt, completion])[None]).last_hidden_state
+        each = value_model.score(states)[0, len(prompt) - 1 : -1, 0]
+        made.append(F.pad(each, (0, COMPLETION - len(completion))))
+    return torch.stack(made)
+
+
+with torch.no_grad():
+    before = (values_of_tokens() + 0.4 * torch.randn(ROWS, COMPLETION)).float()
+returns = torch.randn(ROWS, COMPLETION) + 0.5
+mask = unlearned
+tensors["values"], tensors["returns"] = at_targets(before), at_targets(returns)
+before, returns = before.double(), returns.double()
+for name, with_policy in [("ppo_values", True), ("ppo_warmup", False)]:
+    value_model.zero_grad()
+    values, own = values_of_tokens(), log_probabilities(exact)
+    near = torch.clamp(values, before - 0.2, before + 0.2)
+    free, close = (values - returns) ** 2, (near - returns) ** 2
+    loss = 0.1 * 0.5 * mean_of_tokens(torch.max(free, close))
+    tensors[f"{name}.clipped"] = mean_of_tokens((close > free).double()).reshape(1)
+    if with_policy:
+        loss = loss + mean_of_tokens(clipped((own - old).exp(), token_advantages.double()))
+    record(name, exact, loss)
+    for parameter, value in value_model.named_parameters():
+        tensors[f"{name}.value_model.{parameter}"] = value.grad.clone()
 
 tensors = {name: value.to(torch.int32 if not value.is_floating_point() else torch.float32).contiguous()
            for name, value in tensors.items()}

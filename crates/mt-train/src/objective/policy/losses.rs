@@ -56,6 +56,7 @@ pub fn of_tokens<'t>(
     let (low, high) = (1.0 - keys.grpo_epsilon, 1.0 + keys.clip_above());
     match keys.loss_algo {
         RlAlgorithm::Cispo => importance_weighted(ratios.ratio, own, advantages, keys.clip_above()),
+        RlAlgorithm::Raft => likelihood(own, advantages),
         RlAlgorithm::Grpo
         | RlAlgorithm::GspoToken
         | RlAlgorithm::Gspo
@@ -90,6 +91,12 @@ fn clipped<'t>(
     }
 }
 
+/// `−A log p`, which no ratio changes.
+fn likelihood<'t>(own: Tensor<'t>, advantages: Tensor<'t>) -> TokenLosses<'t> {
+    let none = advantages * 0.0;
+    TokenLosses { losses: -(advantages * own), clipped_below: none, clipped_above: none }
+}
+
 /// CISPO: `−sg(min(rho, cap)) A log p`. The ratio only weighs, so that every token has a gradient.
 fn importance_weighted<'t>(
     ratio: Tensor<'t>,
@@ -101,6 +108,17 @@ fn importance_weighted<'t>(
     let is_above = ratio.greater(cap).logical_and(advantages.greater(0.0));
     let above = is_above.cast(DType::F32);
     TokenLosses { losses: -(weights * advantages * own), clipped_below: above * 0.0, clipped_above: above }
+}
+
+/// The squared errors of values at each token, and 1 where the clipped value counts: half the larger one of those of the
+/// value and of the value within `clip` around its old one.
+///
+/// # Shapes
+/// `f32[batch, position]` each
+pub fn of_values<'t>(values: Tensor<'t>, old: Tensor<'t>, returns: Tensor<'t>, clip: f64) -> [Tensor<'t>; 2] {
+    let near = old + (values - old).clamp(-clip, clip);
+    let (free, clipped) = ((values - returns).square(), (near - returns).square());
+    [free.maximum(clipped) * 0.5, clipped.greater(free).cast(DType::F32)]
 }
 
 /// The estimated divergence from the reference at each token.

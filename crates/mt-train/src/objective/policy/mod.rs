@@ -6,23 +6,26 @@
 mod aggregation;
 mod losses;
 
+use std::sync::Arc;
+
 use mt_config::{KlPlace, LossAggregation, RlAlgorithm, RlGroup, RolloutGroup, TrainConfig};
 use mt_data::arrays::{TARGETS, TARGETS_SEGMENTATION};
+use mt_models::Model;
 use mt_nn::{
-    axes::{BATCH, POSITION, VOCAB},
+    axes::{BATCH, POSITION, SCORE, VOCAB},
     divisor, token_weights,
 };
-use mt_rl::arrays::{ADVANTAGES, OLD_LOG_PROBABILITIES, SAMPLER_LOG_PROBABILITIES};
+use mt_rl::arrays::{ADVANTAGES, OLD_LOG_PROBABILITIES, RETURNS, SAMPLER_LOG_PROBABILITIES, VALUES};
 use mt_shape::{DType, axis};
 use mt_trace::Tensor;
 
 use super::{
     BatchArray, BatchTensors, BoundModel, DataRequest, FrozenModel, FrozenSource, Loss, Models, NamedTensors,
-    Objective, RunData, SideOutputs, next_token::text_arrays, text_tokens,
+    Objective, RunData, Score, SideOutputs, next_token::text_arrays, text_tokens,
 };
 use crate::{TrainError, metrics::names};
 
-use losses::{Ratios, divergence, of_tokens};
+use losses::{Ratios, divergence, of_tokens, of_values};
 
 /// Losses of sampled answers, from their advantages.
 pub struct PolicyGradient {
@@ -70,6 +73,38 @@ impl PolicyGradient {
     fn scores_answers(&self) -> bool {
         let is_in_reward = self.keys.place_of_divergence() == KlPlace::Reward;
         self.keys.beta() > 0.0 && is_in_reward && self.keys.rollouts_path.is_none()
+    }
+
+    /// Whether a value model is trained beside the policy.
+    fn has_value_model(&self) -> bool {
+        self.keys.has_value_model()
+    }
+
+    /// The values before the targets: `f32[batch, position]`.
+    fn values<'t>(model: &BoundModel<'_, 't>, batch: &BatchTensors<'t>) -> (Tensor<'t>, SideOutputs<'t>) {
+        let states = model.hidden(text_tokens(batch));
+        (model.logits(states.hidden).cast(DType::F32).at(SCORE, 0), states.side)
+    }
+
+    /// The share of the value model in the loss, what is reported of it, and its auxiliary losses.
+    fn share_of_values<'t>(
+        &self,
+        model: &BoundModel<'_, 't>,
+        batch: &BatchTensors<'t>,
+        tokens: Tensor<'t>,
+    ) -> (Tensor<'t>, Vec<(&'static str, Tensor<'t>)>, NamedTensors<'t>) {
+        let mask = token_weights(batch.of(TARGETS_SEGMENTATION));
+        let (values, side) = Self::values(model, batch);
+        let [losses, clipped] = of_values(values, batch.of(VALUES), batch.of(RETURNS), self.keys.value_clip);
+        let sum = |values: Tensor<'t>| (values * mask).sum(&[BATCH, POSITION]);
+        let total = sum(losses);
+        let reported = vec![
+            (names::VALUE_LOSS, total.stop_gradient()),
+            (names::VALUES_CLIPPED, sum(clipped).stop_gradient()),
+        ];
+        let auxiliary = side.auxiliary_losses.into_iter();
+        let auxiliary = auxiliary.map(|(name, loss)| (format!("{name}/value_model").into(), loss));
+        (total / tokens * self.keys.value_coef, reported, auxiliary.collect())
     }
 
     /// Log-probabilities at the temperature of sampling.
@@ -154,6 +189,7 @@ impl Objective for PolicyGradient {
             RlAlgorithm::ReinforcePlusPlus => "REINFORCE++",
             RlAlgorithm::ReinforcePlusPlusBaseline => "REINFORCE++ with a baseline",
             RlAlgorithm::Ppo => "PPO",
+            RlAlgorithm::Raft => "RAFT",
         }
     }
 
@@ -163,6 +199,8 @@ impl Objective for PolicyGradient {
             Some(ADVANTAGES),
             self.has_old.then_some(OLD_LOG_PROBABILITIES),
             self.has_sampler.then_some(SAMPLER_LOG_PROBABILITIES),
+            self.has_value_model().then_some(VALUES),
+            self.has_value_model().then_some(RETURNS),
         ];
         let text = text_arrays(rows, self.length, self.vocab_size).into_iter();
         text.chain(further.into_iter().flatten().map(numbers)).collect()
@@ -190,8 +228,17 @@ impl Objective for PolicyGradient {
         vec![FrozenModel { name: "reference", source }]
     }
 
-    fn scores<'t>(&self, models: &Models<'_, 't>, batch: &BatchTensors<'t>) -> Option<Tensor<'t>> {
-        self.scores_answers().then(|| self.evaluated(&models.frozen[0], batch).own)
+    fn value_model(&self, trained: &dyn Model) -> Option<Arc<dyn Model>> {
+        // The configuration refuses models that have none.
+        let model = self.has_value_model().then(|| trained.scoring_model()).flatten();
+        model.map(Arc::from)
+    }
+
+    fn scores<'t>(&self, models: &Models<'_, 't>, batch: &BatchTensors<'t>) -> Vec<(Score, Tensor<'t>)> {
+        let reference =
+            self.scores_answers().then(|| (Score::Reference, self.evaluated(&models.frozen[0], batch).own));
+        let values = models.value.as_ref().map(|model| (Score::Value, Self::values(model, batch).0));
+        reference.into_iter().chain(values).collect()
     }
 
     fn scored_arrays(&self, rows: usize) -> Vec<BatchArray> {
@@ -209,9 +256,19 @@ impl Objective for PolicyGradient {
         models: &Models<'_, 't>,
         batch: &BatchTensors<'t>,
         divisors: &[Tensor<'t>],
-        _step: Tensor<'t>,
+        step: Tensor<'t>,
     ) -> Loss<'t> {
-        let (share, reported, side) = self.share(models, batch, divisors);
+        let (mut share, mut reported, mut side) = self.share(models, batch, divisors);
+        if let Some(model) = &models.value {
+            if self.keys.value_warmup_steps > 0 {
+                let is_warm = step.less(self.keys.value_warmup_steps as f64);
+                share = is_warm.select(share * 0.0, share);
+            }
+            let (of_values, of_model, auxiliary) = self.share_of_values(model, batch, divisors[0]);
+            share = share + of_values;
+            reported.extend(of_model);
+            side.auxiliary_losses.extend(auxiliary);
+        }
         let terms = reported
             .into_iter()
             .map(|(name, sum)| (format!("{}{name}", names::TRAINING).into(), sum / divisors[0]));

@@ -1,0 +1,273 @@
+//! Tools that a model calls within its answer: an environment of several turns.
+//!
+//! A call stands between marks at the end of a turn, as `name: argument` or as an object of JSON with `name` and `arguments`.
+//! The tool's text follows it between marks of its own, and the model continues. A tool that fails says so to the model.
+
+use std::{process::Command, time::Duration};
+
+use serde_json::{Map, Value, json};
+
+use crate::{
+    RlError, math,
+    rewards::{Child, Failures, Sandbox, SandboxLimits, code_of},
+};
+
+/// A tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tool {
+    /// Numbers and arithmetic, by the checker of mathematical answers.
+    Calculator,
+    /// A process of the user.
+    Command,
+    /// Code in the sandbox.
+    Python,
+}
+
+impl Tool {
+    /// All tools with their names.
+    pub const ALL: [(&'static str, Self); 3] =
+        [("calculator", Self::Calculator), ("command", Self::Command), ("python", Self::Python)];
+
+    /// The tool of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, tool)| *tool)
+    }
+}
+
+/// The tools of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolSettings {
+    pub tools: Vec<Tool>,
+    /// The texts that mark a call, with its end.
+    pub call: [String; 2],
+    /// The texts that mark the text of a tool, with its end.
+    pub response: [String; 2],
+    /// The most calls of an answer.
+    pub most: usize,
+    /// The command line of the process of [`Tool::Command`].
+    pub command: Option<String>,
+    /// The time for each call of the process.
+    pub limit: Duration,
+    pub sandbox: SandboxLimits,
+}
+
+/// The tools of a run, at work.
+pub struct Tools {
+    settings: ToolSettings,
+    process: Option<Child>,
+    sandbox: Option<Sandbox>,
+    failures: Failures,
+}
+
+impl Tools {
+    /// Tools, of which the process starts with the first call.
+    ///
+    /// # Errors
+    /// The sandbox for code cannot be used on this machine.
+    pub fn open(settings: ToolSettings) -> Result<Self, RlError> {
+        let has_code = settings.tools.contains(&Tool::Python);
+        let sandbox = has_code.then(|| Sandbox::open(settings.sandbox)).transpose();
+        let sandbox =
+            sandbox.map_err(|reason| RlError::Unusable { place: "the tool `python`".to_owned(), reason })?;
+        Ok(Self { settings, process: None, sandbox, failures: Failures::default() })
+    }
+
+    /// The most calls of an answer.
+    pub fn most(&self) -> usize {
+        self.settings.most
+    }
+
+    /// The text that ends a call, and so a turn.
+    pub fn end_of_call(&self) -> &str {
+        &self.settings.call[1]
+    }
+
+    /// The failures of the process so far.
+    pub fn failures(&self) -> &Failures {
+        &self.failures
+    }
+
+    /// The call with which a turn ends.
+    pub fn call_of<'a>(&self, turn: &'a str) -> Option<&'a str> {
+        let [begin, end] = &self.settings.call;
+        let before = turn.trim_end().strip_suffix(end.as_str())?;
+        Some(before.rsplit_once(begin.as_str())?.1)
+    }
+
+    /// What a tool says to a call, between its marks, and whether it did. `episode` identifies the answer.
+    pub fn respond(&mut self, call: &str, episode: &str, columns: &Map<String, Value>) -> (String, bool) {
+        let said = self.result(call, episode, columns);
+        let is_success = said.is_ok();
+        let text = said.unwrap_or_else(|reason| format!("error: {reason}"));
+        let [begin, end] = &self.settings.response;
+        (format!("{begin}{text}{end}"), is_success)
+    }
+
+    fn result(&mut self, call: &str, episode: &str, columns: &Map<String, Value>) -> Result<String, String> {
+        let (name, arguments) = read_call(call).ok_or("a call is written as `name: argument`")?;
+        let tool = Tool::named(&name).filter(|tool| self.settings.tools.contains(tool));
+        match tool.ok_or_else(|| format!("there is no tool `{name}`"))? {
+            Tool::Calculator => {
+                let expression = first_text(&arguments);
+                let value =
+                    math::number(&expression).ok_or_else(|| format!("`{expression}` is no number"))?;
+                Ok(plain(value))
+            }
+            Tool::Python => {
+                let sandbox = self.sandbox.as_ref().ok_or("there is no sandbox")?;
+                let code = first_text(&arguments);
+                let ran = sandbox
+                    .run(&["python3", "-I", "-X", "utf8", "-c", code_of(&code)], b"")
+                    .map_err(|error| format!("the sandbox cannot be started: {error}"))?;
+                let text = String::from_utf8_lossy(&ran.output).trim_end().to_owned();
+                match ran.status {
+                    Some(status) if status.success() => Ok(text),
+                    Some(status) => Err(format!("the code ended with {status}\n{text}")),
+                    None => Err("the code took too long or wrote too much".to_owned()),
+                }
+            }
+            Tool::Command => {
+                let line =
+                    json!({"episode": episode, "name": name, "arguments": arguments, "columns": columns});
+                let said = self.ask(&line.to_string());
+                said.inspect_err(|reason| self.failures.add(reason.clone()))
+                    .map_err(|_| "the tool failed".into())
+            }
+        }
+    }
+
+    /// What the process says; it is started anew after a failure.
+    fn ask(&mut self, line: &str) -> Result<String, String> {
+        let command = self.settings.command.as_deref().unwrap_or_default();
+        let mut process = match self.process.take() {
+            Some(process) => process,
+            None => Child::start(Command::new("sh").args(["-c", command]))
+                .map_err(|error| format!("`{command}` cannot be started: {error}"))?,
+        };
+        let reply = process.ask(line, self.settings.limit)?;
+        let reply: Map<String, Value> = serde_json::from_str(&reply)
+            .map_err(|error| format!("its line is no object with a `text`: {error}"))?;
+        let text = reply.get("text").and_then(Value::as_str).ok_or("its line has no `text`")?.to_owned();
+        self.process = Some(process);
+        Ok(text)
+    }
+}
+
+/// The name of a tool and its arguments.
+fn read_call(call: &str) -> Option<(String, Value)> {
+    let call = call.trim();
+    if call.starts_with('{') {
+        let object: Map<String, Value> = serde_json::from_str(call).ok()?;
+        let name = object.get("name")?.as_str()?.to_owned();
+        return Some((name, object.get("arguments").cloned().unwrap_or_else(|| json!({}))));
+    }
+    let (name, argument) = call.split_once(':')?;
+    Some((name.trim().to_owned(), Value::String(argument.trim().to_owned())))
+}
+
+/// The text that the arguments of a tool are or have first.
+fn first_text(arguments: &Value) -> String {
+    match arguments {
+        Value::String(text) => text.clone(),
+        Value::Object(object) => object.values().next().map(first_text).unwrap_or_default(),
+        other => other.to_string(),
+    }
+}
+
+/// A number without a fraction that it does not have.
+fn plain(value: f64) -> String {
+    if value.fract() == 0.0 && value.abs() < 1e15 { format!("{value:.0}") } else { format!("{value}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tools(tools: &[Tool], command: &str) -> Tools {
+        tools_within(tools, command, 30_000)
+    }
+
+    fn tools_within(tools: &[Tool], command: &str, milliseconds: u64) -> Tools {
+        let mark = |text: &str| [format!("<{text}>"), format!("</{text}>")];
+        Tools::open(ToolSettings {
+            tools: tools.to_vec(),
+            call: mark("call"),
+            response: mark("said"),
+            most: 2,
+            command: Some(command.to_owned()),
+            limit: Duration::from_millis(milliseconds),
+            sandbox: SandboxLimits {
+                time: Duration::from_secs(3),
+                memory: 1 << 29,
+                processes: 16,
+                files: 1 << 20,
+            },
+        })
+        .unwrap()
+    }
+
+    fn said(tools: &mut Tools, call: &str) -> (String, bool) {
+        tools.respond(call, "1-2-3", &Map::from_iter([("level".to_owned(), json!(2))]))
+    }
+
+    #[test]
+    fn a_call_ends_a_turn() {
+        let tools = tools(&[Tool::Calculator], "");
+        for (turn, expected) in [
+            ("So <call>calculator: 1+1</call>", Some("calculator: 1+1")),
+            ("<call>a: b</call> and <call>c: d</call>\n", Some("c: d")),
+            ("<call>a: b</call> done", None),
+            ("a: b</call>", None),
+        ] {
+            assert_eq!(tools.call_of(turn), expected, "{turn}");
+        }
+    }
+
+    #[test]
+    fn the_calculator_computes() {
+        let mut tools = tools(&[Tool::Calculator], "");
+        for (call, expected) in [
+            ("calculator: 12*34", "408"),
+            (r#"{"name": "calculator", "arguments": {"expression": "(1+2)/4"}}"#, "0.75"),
+            ("calculator: 2^10 - 1", "1023"),
+            ("calculator: x+", "error: `x+` is no number"),
+            ("abacus: 1", "error: there is no tool `abacus`"),
+            ("command: 1", "error: there is no tool `command`"),
+            ("12*34", "error: a call is written as `name: argument`"),
+        ] {
+            let (text, is_success) = said(&mut tools, call);
+            assert_eq!(text, format!("<said>{expected}</said>"), "{call}");
+            assert_eq!(is_success, !expected.starts_with("error"), "{call}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_a_tool_whose_failures_are_counted() {
+        let program = "python3 -u -c '
+import json, sys
+for line in sys.stdin:
+    row = json.loads(line)
+    print(json.dumps({\"text\": row[\"episode\"] + row[\"arguments\"] * row[\"columns\"][\"level\"]}))'";
+        let mut one = tools(&[Tool::Command], program);
+        assert_eq!(said(&mut one, "command: ab"), ("<said>1-2-3abab</said>".to_owned(), true));
+        assert_eq!(one.failures().count, 0);
+        for (line, reason) in [
+            ("exit 1", "it ended"),
+            ("sleep 9", "within 0.7 s"),
+            ("yes", "no object"),
+            ("yes {}", "no `text`"),
+        ] {
+            let mut other = tools_within(&[Tool::Command], line, 700);
+            let failed = ("<said>error: the tool failed</said>".to_owned(), false);
+            assert_eq!(
+                [said(&mut other, "command: a"), said(&mut other, "command: a")],
+                [failed.clone(), failed]
+            );
+            assert!(
+                other.failures().count == 2 && other.failures().last.contains(reason),
+                "{:?}",
+                other.failures()
+            );
+        }
+    }
+}
