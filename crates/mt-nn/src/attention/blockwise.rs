@@ -32,7 +32,7 @@ pub fn block_size(target: Target, num_heads: usize, length: usize) -> usize {
         // the chip's vector memory take several times as long.
         Target::Gpu | Target::Tpu => {
             let fits = |block: &usize| num_heads * block * block * size_of::<f32>() <= LOGITS_OF_BLOCK;
-            // Larger blocks run a third of the operations (`docs/decisions/0181-larger-blocks-on-tpus.md`). Of few blocks
+            // Larger blocks run a third of the operations (`docs/decisions/0181-larger-blocks-on-tpus.md`). With few blocks
             // the diagonal, half of which is masked, would be a large share.
             let is_long = |block: &usize| *block <= 512 || (target == Target::Tpu && length >= 8 * block);
             [1024, 512, 256].into_iter().find(|block| fits(block) && is_long(block)).unwrap_or(128)

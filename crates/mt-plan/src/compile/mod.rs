@@ -38,7 +38,7 @@ pub enum Subject {
     Decoding(Box<DecodeConfig>, AheadGroup),
 }
 
-/// What a report has beside memory, FLOPs and the roofline.
+/// The optional contents of a report.
 #[derive(Clone, Debug, Default)]
 pub struct Extras {
     /// Placement tables, which `progress` receives.
@@ -50,7 +50,7 @@ pub struct Extras {
 /// Where a TPU's compiler dumps what the time by its schedule is read from.
 #[derive(Clone, Debug)]
 pub struct ScheduleDumps {
-    /// The directory that the compiler was told of before it was loaded (`mt_pjrt::dump_schedules`).
+    /// The directory for schedules, set before the compiler was loaded (`mt_pjrt::dump_schedules`).
     pub schedules: PathBuf,
     /// A directory for the texts of modules, if the run does not dump them.
     pub modules: PathBuf,

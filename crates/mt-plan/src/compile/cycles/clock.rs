@@ -269,7 +269,7 @@ pub(super) fn group_size(attributes: &str) -> Option<u64> {
     if let Some(mesh) = rest.strip_prefix("mesh[") {
         let (axes, rest) = mesh.split_once(']')?;
         let grouped = &rest[..rest.find('}')?];
-        // Parts of an axis have their sizes after a colon: `'x':(1)2`.
+        // Sub-axes have their sizes after a colon: `'x':(1)2`.
         let size = |name: &str| {
             let part = grouped.split(&format!("'{name}'")).nth(1)?;
             match part.strip_prefix(":(") {
@@ -322,7 +322,7 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// What the code of an operation depends on.
+/// The properties on which the code of an operation depends.
 fn signature(module: &Module, computation: &Computation, instruction: &Instruction) -> String {
     let mut text = format!("{} {}", instruction.opcode, instruction.shape);
     for operand in &instruction.operands {

@@ -56,7 +56,7 @@ pub struct Cycles {
     pub utilization: f64,
 }
 
-/// The cost of one part of a program.
+/// The cost of one category of operations.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct PartCycles {
     pub part: Part,
@@ -76,7 +76,7 @@ pub struct CostlyOperation {
     #[serde(rename = "type")]
     pub ty: String,
     pub runs: f64,
-    /// Of all runs.
+    /// The sum over all runs.
     pub cycles: f64,
     pub estimated_cycles: f64,
 }

@@ -204,7 +204,7 @@ pub(super) fn numbers(text: &str) -> impl Iterator<Item = u64> {
     text.split(|letter: char| !letter.is_ascii_digit()).filter_map(|digits| digits.parse().ok())
 }
 
-/// The parts of `name#index`.
+/// The name and the index of `name#index`.
 pub(super) fn without_index(operand: &str) -> (&str, Option<usize>) {
     match operand.split_once('#') {
         Some((name, index)) => (name, index.parse().ok()),

@@ -1,4 +1,4 @@
-//! The part of a program to which an operation belongs.
+//! The category of an operation.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use super::{
 /// The scope of attention's scores, softmax and weighted values, within that of a layer's attention.
 const ATTENTION_CORE: &str = "core";
 
-/// A part of a program.
+/// A category of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
@@ -31,7 +31,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// The part of an operation, by the scope in the model that its metadata names.
+    /// The category of an operation, by the scope in the model that its metadata names.
     pub(super) fn of(module: &Module, timed: &Timed<'_>) -> Self {
         let instruction = timed.instruction;
         if collective(instruction).is_some() {
