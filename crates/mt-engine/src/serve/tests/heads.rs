@@ -57,8 +57,9 @@ pub(super) fn check_drafts(
     let num_drafts = speculation.num_tokens;
     let options = ServeOptions {
         page_size: 4,
-        cache: CacheSize::Pages(20),
-        max_sequences: 2,
+        // Pools of windows have pages for the windows of all sequences.
+        cache: CacheSize::Pages(200),
+        max_sequences: 16,
         prefill_chunk_size: 8,
         speculation: Some(speculation),
         ..ServeOptions::new(bounds(&loaded), loaded.vocab_size)
