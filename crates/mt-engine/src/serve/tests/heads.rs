@@ -12,8 +12,8 @@ use super::{
 use crate::{
     EngineError, LoadedModel, load_model,
     serve::{
-        CacheSize, EngineHandle, MedusaHeads, ServeOptions, ServedModel, Speculation, SpeculationMethod,
-        TokenChoice, load_eagle,
+        CacheSize, EngineHandle, MedusaHeads, ServeOptions, ServePrograms, ServedModel, Speculation,
+        SpeculationMethod, TokenChoice, load_eagle,
         steps::{Drafts, StepChoice, StepRow, StepSizes, Steps},
     },
     tests::families::{config, rows},
@@ -57,15 +57,18 @@ pub(super) fn check_drafts(
     let num_drafts = speculation.num_tokens;
     let options = ServeOptions {
         page_size: 4,
-        cache: CacheSize::Pages(20),
-        max_sequences: 2,
+        // Pools of windows have pages for the windows of all sequences.
+        cache: CacheSize::Pages(200),
+        max_sequences: 16,
         prefill_chunk_size: 8,
         speculation: Some(speculation),
         ..ServeOptions::new(bounds(&loaded), loaded.vocab_size)
     };
     let sizes = StepSizes { rows: vec![2], read_rows: vec![1], lengths: vec![8], pages: vec![LONGEST / 4] };
     let mut steps = ServedModel::from(loaded).prepare(options, &sizes).unwrap().steps;
-    let tables = [(1..=16).collect::<Vec<u32>>()];
+    // Layers with and without a window have pools of their own.
+    let num_pools = ServePrograms::reaches(&steps.pools()).len();
+    let tables = vec![(1..=16).collect::<Vec<u32>>(); num_pools];
     let row = |tokens, before| StepRow { tokens, from: None, before, tables: &tables, entry: 1, adapter: 0 };
     let greedy = TokenChoice::GREEDY;
     let choice = || StepChoice { choice: &greedy, seed: 0, answer: 0, num_top: 0, adjustment: None };
