@@ -184,8 +184,8 @@ def datatrove_near(directory, source, count):
     for number, (pipeline, tasks) in enumerate(stages):
         LocalPipelineExecutor(pipeline=pipeline, tasks=tasks, workers=min(tasks, 2), logging_dir=path(f"logs{number}")).run()
     took = time.time() - begin
-    kept = {int(json.loads(line)["id"]) for name in os.listdir(path("kept")) for line in open(os.path.join(path("kept"), name))}
-    return set(range(count)) - kept, took
+    kept = {json.loads(line)["text"] for name in os.listdir(path("kept")) for line in open(os.path.join(path("kept"), name))}
+    return {record["id"] for record in map(json.loads, open(source)) if record["text"] not in kept}, took
 
 
 def memory(program, directory, draws, words):
