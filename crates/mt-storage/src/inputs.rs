@@ -149,9 +149,8 @@ pub fn run_of(path: &Path) -> Option<PathBuf> {
 
 fn copy_of_run(run: &Path) -> io::Result<PathBuf> {
     for entry in read::list(run)? {
-        if !entry.is_directory && !entry.name.ends_with(".lock") {
-            cache::local(&run.join(&entry.name))?;
-        } else if entry.name == "tokenizer" {
+        let is_file = !entry.is_directory && !entry.name.ends_with(".lock");
+        if is_file || entry.name == "tokenizer" {
             cache::local(&run.join(&entry.name))?;
         }
     }
