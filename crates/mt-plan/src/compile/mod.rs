@@ -271,12 +271,8 @@ fn program_report(
         exchanges: Vec::new(),
         times: None,
         cycles: None,
-        written: Vec::new(),
+        written: dumped(given),
     };
-    if let Some(directory) = given.settings.dump_of(&program.name) {
-        let files = ["stablehlo.mlir", "optimized.hlo"];
-        report.written.extend(files.map(|file| directory.join(format!("{}.{file}", program.name))));
-    }
     let start = Instant::now();
     let compiled = match target.compile(program, settings) {
         Ok(compiled) => compiled,
@@ -321,6 +317,15 @@ fn program_report(
         report.written.push(file.to_owned());
     }
     Ok(report)
+}
+
+/// The files to which the run dumps a program.
+fn dumped(given: &Given<'_>) -> Vec<PathBuf> {
+    let name = &given.program.name;
+    let files = ["stablehlo.mlir", "optimized.hlo"];
+    given.settings.dump_of(name).map_or_else(Vec::new, |directory| {
+        files.iter().map(|file| directory.join(format!("{name}.{file}"))).collect()
+    })
 }
 
 /// The settings of a program, with a dump of its module if its time by the schedule needs one.

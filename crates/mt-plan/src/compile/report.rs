@@ -236,6 +236,15 @@ impl fmt::Display for Report {
     }
 }
 
+impl ProgramReport {
+    fn write_cycles_and_files(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(cycles) = &self.cycles {
+            write!(f, "{cycles}")?;
+        }
+        self.written.iter().try_for_each(|path| writeln!(f, "{:<16}{}", "written", path.display()))
+    }
+}
+
 impl fmt::Display for ProgramReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = format_bytes;
@@ -370,13 +379,8 @@ impl fmt::Display for ProgramReport {
                 ),
             )?;
         }
-        if let Some(cycles) = &self.cycles {
-            write!(f, "{cycles}")?;
-        }
+        self.write_cycles_and_files(f)?;
         let mut line = |name: &str, value: String| writeln!(f, "{name:<16}{value}");
-        for path in &self.written {
-            line("written", path.display().to_string())?;
-        }
         if let Fit::TooLarge(lack) = &self.fit {
             line("largest arrays", "of the program before optimization".to_owned())?;
             for array in &lack.largest {
