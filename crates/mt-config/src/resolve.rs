@@ -12,7 +12,7 @@ use crate::{
     coerce::{Mismatch, coerce, value_text},
     config::Config,
     error::{ConfigError, MOST_SHOWN, Problem, short},
-    groups::OptimizerSpace,
+    groups::{HubGroup, OptimizerSpace},
     key::{Class, Key, Kind},
     origin::Origin,
     preset_command::PresetCommand,
@@ -271,12 +271,6 @@ impl Config {
         // Only these may contradict a named model, which they are there to change.
         merge.layer(&of_student);
         merge.device_count(&request.environment);
-        // Values that name files of the hub are read below.
-        if let Some(token) =
-            merge.config.entry("hf_access_token").value.as_str().filter(|text| !text.is_empty())
-        {
-            mt_storage::hub::set_token(Some(token.to_owned()));
-        }
         merge.settle_data(request.command);
         merge.forget_keys_about_layers();
         merge.derive_and_note(request.description.as_ref());
@@ -552,6 +546,8 @@ impl Merge {
 
     /// Settles the keys of the data, and compares all keys with those that the command stands for.
     fn settle_data(&mut self, command: Option<&PresetCommand>) {
+        // The following reads values that name files of the hub.
+        HubGroup::set_token(&self.config);
         self.config.settle_dataset();
         self.config.settle_files();
         self.config.settle_student();

@@ -2,7 +2,7 @@
 
 use crate::error::{DataError, Result};
 
-/// What keys say about a dataset of the hub.
+/// The choice of a dataset of the hub and of its files, as keys state it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HubSelection {
     /// Owner and name.

@@ -94,7 +94,7 @@ impl Tools {
         Some(before.rsplit_once(begin.as_str())?.1)
     }
 
-    /// What a tool says to a call, between its marks, and whether it did. `episode` identifies the answer.
+    /// A tool's response to a call, between its marks, and whether the tool succeeded. `episode` identifies the answer.
     pub fn respond(&mut self, call: &str, episode: &str, columns: &Map<String, Value>) -> (String, bool) {
         let said = self.result(call, episode, columns);
         let is_success = said.is_ok();
@@ -136,7 +136,7 @@ impl Tools {
         }
     }
 
-    /// What the process says; it is started anew after a failure.
+    /// The text with which the process responds; the process is started anew after a failure.
     fn ask(&mut self, line: &str) -> Result<String, String> {
         let command = self.settings.command.as_deref().unwrap_or_default();
         let mut process = match self.process.take() {

@@ -44,7 +44,7 @@ pub type Progress = Arc<dyn Fn(Download<'_>) + Send + Sync>;
 
 static PROGRESS: OnceLock<Progress> = OnceLock::new();
 
-/// Sets what is told about the progress of transfers, once in a process.
+/// Sets the function that receives the progress of transfers, once in a process.
 pub fn set_progress(progress: Progress) {
     // The first caller is the program; there is no second one.
     let _ = PROGRESS.set(progress);

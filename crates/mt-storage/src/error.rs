@@ -185,7 +185,7 @@ fn of_transport(text: &str) -> (io::ErrorKind, &'static str) {
     }
 }
 
-/// What sets a scheme's endpoint.
+/// The variable that sets a scheme's endpoint.
 fn endpoint(scheme: Scheme) -> &'static str {
     match scheme {
         Scheme::S3 => "`AWS_ENDPOINT_URL`",

@@ -1,5 +1,5 @@
-//! Inputs that keys of a configuration name. What describes a model is small and wanted early, its weights are neither:
-//! so that a directory is first copied without them, and [`complete`]d when they are read.
+//! Inputs that keys of a configuration name. A model's description is small and read early, and its weights are neither.
+//! A directory is therefore first copied without weights, and [`complete`]d when they are read.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ type Known = HashMap<PathBuf, PathBuf>;
 
 /// The remote path of each local directory that lacks weights.
 static INCOMPLETE: OnceLock<Mutex<Known>> = OnceLock::new();
-/// What has been found out, so that a process asks once.
+/// The results of earlier look-ups, so that a process makes each request once.
 static INPUTS: OnceLock<Mutex<HashMap<PathBuf, Result<PathBuf, Failure>>>> = OnceLock::new();
 static RUNS: OnceLock<Mutex<HashMap<PathBuf, Option<PathBuf>>>> = OnceLock::new();
 
@@ -47,7 +47,7 @@ fn locked<T: Default>(of: &'static OnceLock<Mutex<T>>) -> std::sync::MutexGuard<
 /// without weights as yet; a remote run, checkpoint or other directory as it is, and a local path as it is.
 ///
 /// # Errors
-/// There is nothing at the path, or it cannot be asked for.
+/// There is nothing at the path, or the request for it fails.
 pub fn input(path: &Path) -> io::Result<PathBuf> {
     if !is_remote(path) && !is_hub(path) {
         return Ok(path.to_owned());

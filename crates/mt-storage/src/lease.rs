@@ -204,7 +204,7 @@ fn machine() -> String {
     name.trim().to_owned()
 }
 
-/// What tells this start of this machine, and this container's processes, from others.
+/// The identity of this start of the machine and of this container's processes.
 fn boot() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let processes = fs::read_link("/proc/self/ns/pid").unwrap_or_default();

@@ -3,7 +3,7 @@
 //! (`hf://owner/name`). `memory://name/key` is a store in the process itself, for tests.
 //!
 //! Phase: run. The crate knows bytes and names only. `mt-checkpoint` reads and writes checkpoints through it, and other
-//! crates ask it for [local copies](local) of what they read. Paths stay `std::path::Path`s: [`is_remote`] tells them
+//! crates request [local copies](local) of their inputs. Paths stay `std::path::Path`s: [`is_remote`] tells them
 //! apart, and every function here does to a local path what `std::fs` does.
 //!
 //! All functions block. Requests run on a runtime of this crate's own, whose threads start with the first request, so that

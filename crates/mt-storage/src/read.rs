@@ -26,7 +26,7 @@ pub(crate) const WINDOW: u64 = 8 << 20;
 pub struct Metadata {
     pub bytes: u64,
     pub is_directory: bool,
-    /// What changes with an object's contents.
+    /// The version of an object, which changes with its contents.
     pub version: Option<String>,
 }
 
@@ -233,7 +233,7 @@ async fn read_object(client: Client, location: Location, range: Range<u64>) -> i
     let expected = range.end - range.start;
     let bytes = client.store.get_range(&location.key, range).await;
     let bytes = bytes.map_err(|error| StorageError::of_request(&location, &error))?;
-    // A server answers with what there is of a range.
+    // A server answers with fewer bytes if the range exceeds the object.
     if bytes.len() as u64 != expected {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
     }
@@ -261,7 +261,7 @@ pub fn reader(path: &Path, range: Range<u64>) -> io::Result<Reader> {
     })))
 }
 
-/// A stream of a file's bytes. Of an object it holds one window and fetches the next one meanwhile.
+/// A stream of a file's bytes. For an object it holds one window and fetches the next one meanwhile.
 pub struct Reader(Source);
 
 enum Source {
@@ -272,7 +272,7 @@ enum Source {
 struct ObjectReader {
     client: Client,
     location: Location,
-    /// What no request has been made for yet.
+    /// The bytes that no request covers yet.
     left: Range<u64>,
     current: Vec<u8>,
     position: usize,
@@ -320,7 +320,7 @@ impl Drop for ObjectReader {
     }
 }
 
-/// What changes with an object's contents.
+/// The version of an object, which changes with its contents.
 pub(crate) fn version(object: &ObjectMeta) -> String {
     let tag = object.e_tag.clone().or_else(|| object.version.clone());
     let tag = tag.unwrap_or_else(|| object.last_modified.timestamp_millis().to_string());

@@ -29,7 +29,7 @@ const PART: usize = 16 << 20;
 /// Pieces of one upload that are sent at the same time.
 const PARTS_IN_FLIGHT: usize = 4;
 
-/// What must hold for an object to be written.
+/// The condition on which an object is written.
 #[derive(Clone, Debug)]
 pub enum Condition {
     /// Nothing: an older object is replaced.
@@ -97,8 +97,8 @@ pub(crate) fn read_versioned(path: &Path) -> io::Result<(Vec<u8>, Version)> {
     })
 }
 
-/// An object that is written piece by piece and appears when it is finished. A small one is put at once. Of a larger one,
-/// pieces are sent while further ones come; a record of the upload is kept beside it until then, so that pieces of a
+/// An object that is written piece by piece and appears when it is finished. A small one is put at once. The pieces of
+/// a larger one are sent while further ones come; a record of the upload is kept beside it until then, so that pieces of a
 /// process that was killed can be given up by [`abort_uploads`].
 pub struct Upload {
     path: PathBuf,

@@ -61,7 +61,7 @@ pub fn run(settings: Settings) -> Result<ExitCode, Failure> {
 /// The run that a quick start goes on with.
 pub struct Lesson {
     pub base: PathBuf,
-    /// Whether questions are asked before and after.
+    /// Whether the run answers held-out questions before and after.
     pub has_exam: bool,
 }
 

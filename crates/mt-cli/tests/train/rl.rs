@@ -322,7 +322,7 @@ fn tools_have_their_say() {
         }
         let metrics = sandbox.metrics(run);
         assert!(metrics.series("learning/tools/call_frequency")[0] > 0.5);
-        // What follows a tool's text is sampled from what the trainer computes.
+        // The tokens after a tool's text are sampled from the distribution that the trainer computes.
         let differences = metrics.series("learning/sampling/sampling_logp_difference/mean");
         assert!(differences.iter().all(|value| *value <= 1e-5), "{differences:?}");
     };

@@ -150,7 +150,7 @@ fn a_killed_run_in_a_bucket_resumes() {
     for (stored, loss) in stored.iter().zip(whole) {
         assert!(stored.ends_with(&format!(" {loss}")), "{stored} {loss}");
     }
-    // Of what interrupted saves wrote, nothing is left.
+    // No objects of interrupted saves are left.
     let kept = steps(&server, "killed");
     let prefix = "runs/killed/checkpoints/";
     for key in server.keys(BUCKET).iter().filter_map(|key| key.strip_prefix(prefix)) {

@@ -57,7 +57,7 @@ impl KeptNumbers {
         };
         let has_memories =
             config.entry("engram_layers").value.as_array().is_some_and(|layers| !layers.is_empty());
-        // A store is asked for runs that keep such numbers alone.
+        // An object store is listed only for runs that keep such numbers.
         let own = own.filter(|run| has_memories || !mt_storage::is_remote(run)).filter(has_checkpoints);
         let own = own.map(|run| match mt_storage::is_remote(&run) {
             true => run_directory_of(&run).unwrap_or(run),

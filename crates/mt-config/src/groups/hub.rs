@@ -15,6 +15,14 @@ group! {
 }
 
 impl HubGroup {
+    /// Sets the token of this process's requests to the hub, if a configuration has one.
+    pub(crate) fn set_token(config: &Config) {
+        let group = Self::read(config, &mut Vec::new());
+        if let Some(token) = group.and_then(|group| group.hf_access_token) {
+            mt_storage::hub::set_token(Some(token));
+        }
+    }
+
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         if config.hub_name().is_some() {
             return;

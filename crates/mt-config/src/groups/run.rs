@@ -150,8 +150,8 @@ pub fn saved_config_path(run_directory: &Path) -> PathBuf {
 }
 
 /// The run that a path belongs to: the path itself, or the nearest ancestor with a saved configuration. A run, its
-/// `checkpoints` directory, a step and an item of that step all lead to the run. Of a run in an object store, this is a
-/// directory of this machine with copies of its small files.
+/// `checkpoints` directory, a step and an item of that step all lead to the run. For a run in an object store, it is
+/// a directory of this machine with copies of its small files.
 pub fn run_directory_of(path: &Path) -> Option<PathBuf> {
     if mt_storage::is_remote(path) {
         return mt_storage::run_of(path);

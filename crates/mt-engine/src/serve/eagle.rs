@@ -1,7 +1,7 @@
 //! Decoders that draft from the states of another model (EAGLE, EAGLE-2, EAGLE-3), in their published forms.
 //!
 //! EAGLE-3 reads the residual streams that enter three of the served model's layers, side by side. It has a head of its own
-//! over a part of the vocabulary; `d2t` holds for each of its tokens the distance to the token of the served model.
+//! over a subset of the vocabulary; `d2t` holds for each of its tokens the distance to the token of the served model.
 
 use std::{
     fmt,
@@ -43,7 +43,7 @@ pub struct EagleModel {
     states: Option<LayerStates>,
 }
 
-/// What EAGLE-3 reads and chooses from.
+/// The settings of EAGLE-3's inputs and of its head.
 #[derive(Clone)]
 struct LayerStates {
     /// The served model's layers behind which the states are read.

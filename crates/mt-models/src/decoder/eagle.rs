@@ -33,7 +33,7 @@ pub struct Fusion<L> {
     /// `[both, embed]`, or `[states_of_layers, embed]`
     #[tree(flatten)]
     pub projection: Linear<L>,
-    /// The norms of what attention reads, in a decoder that reads states of several layers.
+    /// The norms of attention's inputs, in a decoder that reads states of several layers.
     pub embedding_norm: Option<Norm<L>>,
     pub hidden_norm: Option<Norm<L>>,
 }

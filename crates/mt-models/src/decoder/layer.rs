@@ -7,7 +7,7 @@ use mt_nn::{
     Initializer, Linear, Norm, NormOptions, ParamSpec, RESIDUAL, RmsNorm, attention::Attention, axes::EMBED,
     engram::Engram,
 };
-use mt_shape::logical;
+use mt_shape::{DType, logical};
 use mt_trace::Tensor;
 
 use super::{
@@ -225,13 +225,24 @@ impl<'t> DecoderLayer<Tensor<'t>> {
                 outputs.x = connected.join(dropout.apply("mlp", output));
             }
         }
-        if let (Some(layer), Some(vectors)) = (&self.per_layer, inputs.per_layer) {
+        self.finish(x.dtype(), norm, inputs.per_layer, &mut outputs);
+        outputs
+    }
+
+    /// Adds the per-layer embeddings to the residual stream and multiplies it by the scalar, if the layer has them.
+    fn finish(
+        &self,
+        dtype: DType,
+        norm: NormOptions,
+        per_layer: Option<Tensor<'t>>,
+        outputs: &mut LayerOutputs<'t>,
+    ) {
+        if let (Some(layer), Some(vectors)) = (&self.per_layer, per_layer) {
             outputs.x = (outputs.x + layer.forward(outputs.x, vectors, norm)).constrain(&RESIDUAL);
         }
         if let Some(scalar) = self.scalar {
-            outputs.x = outputs.x * scalar.cast(x.dtype()).squeeze(ONE);
+            outputs.x = outputs.x * scalar.cast(dtype).squeeze(ONE);
         }
-        outputs
     }
 
     /// Adds the attention to the encoder's output, if the layer has it. `arrays` are those of its state.

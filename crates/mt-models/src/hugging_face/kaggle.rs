@@ -1,8 +1,8 @@
 //! The layout in which Kaggle has Gemma, Gemma 2 and Gemma 3: a checkpoint of Orbax with the parameters of Google's own
 //! library.
 //!
-//! It is read as the equivalent Hugging Face directory. There is no description: sizes follow from the arrays, and what
-//! else tells the generations apart is the same for all models of each.
+//! It is read as the equivalent Hugging Face directory. There is no description: sizes follow from the arrays, and
+//! the other values depend on the generation alone, except for a few that the width decides.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -247,10 +247,29 @@ pub(super) fn config_values(path: &Path) -> Result<Map<String, Value>, ModelErro
         "tie_word_embeddings": true,
         "max_position_embeddings": 8192,
     });
+    let more = values_of_generation(&weights, [width, heads, head_dim], num_layers);
+    if let (Value::Object(values), Value::Object(more)) = (&mut values, more) {
+        values.extend(more);
+        if values["model_type"] == "gemma" {
+            values.remove("hidden_activation");
+        }
+    }
+    match values {
+        Value::Object(values) => Ok(values),
+        _ => unreachable!("the literal is an object"),
+    }
+}
+
+/// The values that differ between the generations, by the tensors that each of them has.
+fn values_of_generation(
+    weights: &KaggleWeights,
+    [width, heads, head_dim]: [usize; 3],
+    num_layers: usize,
+) -> Value {
     let has = |tensor: &str| weights.tensors.contains_key(&format!("model.layers.0.{tensor}"));
     // The largest models of the second and third generation scale by the width for each head, the others by the heads'.
     let scale = |largest: usize| if width == largest { width / heads } else { head_dim };
-    let more = if has("self_attn.q_norm.weight") {
+    if has("self_attn.q_norm.weight") {
         let is_smallest = width == 1152;
         let rope = match is_smallest {
             true => json!({ "rope_type": "default", "rope_theta": 1e6 }),
@@ -288,15 +307,5 @@ pub(super) fn config_values(path: &Path) -> Result<Map<String, Value>, ModelErro
             "hidden_act": "gelu_pytorch_tanh",
             "rope_parameters": { "rope_type": "default", "rope_theta": 10_000.0 },
         })
-    };
-    if let (Value::Object(values), Value::Object(more)) = (&mut values, more) {
-        values.extend(more);
-        if values["model_type"] == "gemma" {
-            values.remove("hidden_activation");
-        }
-    }
-    match values {
-        Value::Object(values) => Ok(values),
-        _ => unreachable!("the literal is an object"),
     }
 }

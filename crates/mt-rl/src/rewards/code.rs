@@ -35,7 +35,7 @@ pub struct CodeSettings {
 pub enum CodeTest {
     /// Code in Python that follows the answer's and raises no exception.
     Script(String),
-    /// What the answer's code prints for an input. White space at the ends of lines does not matter.
+    /// The output that the answer's code prints for an input. White space at the ends of lines does not matter.
     Output { input: String, output: String },
 }
 

@@ -187,7 +187,7 @@ impl Judge {
         Ok(verdicts)
     }
 
-    /// What the functions outside of this program say, by their names.
+    /// The outcomes of the functions outside of this program, by their names.
     fn outcomes(&mut self, answers: &[Judged<'_>]) -> Result<Vec<(String, Vec<Outcome>)>, RlError> {
         let mut made = Vec::new();
         if let Some(command) = &mut self.command {

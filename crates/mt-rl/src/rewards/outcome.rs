@@ -1,4 +1,4 @@
-//! What functions outside of this program say of an answer.
+//! Outcomes of reward functions outside of this program.
 
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -35,7 +35,7 @@ pub struct Sandbox {
     is_root: bool,
 }
 
-/// What a program did.
+/// The result of a program.
 #[derive(Clone, Debug)]
 pub struct Ran {
     /// Its output, up to a limit.

@@ -32,7 +32,7 @@ struct Revision {
     files: Vec<String>,
 }
 
-/// What the hub says of a file.
+/// The hub's description of a file.
 struct Remote {
     /// The hash of its contents: SHA-256 of large ones, that of a git blob otherwise.
     hash: String,
@@ -113,8 +113,8 @@ pub(super) fn list(repository: &Repository) -> io::Result<super::Listing> {
     }
 }
 
-/// The files of a commit, as the hub listed them. A snapshot by Hugging Face's own tools has no list: what it holds is
-/// what there is.
+/// The files of a commit, as the hub listed them. A snapshot by Hugging Face's own tools has no list, so its
+/// own files are returned.
 fn listed(commit: &str, snapshot: &Path) -> io::Result<Vec<String>> {
     let listed =
         fs::read(list_of(commit)?).ok().and_then(|list| serde_json::from_slice::<Vec<String>>(&list).ok());
@@ -263,7 +263,7 @@ fn download(repository: &Repository, url: &str, file: &str, remote: &Remote, blo
                 if hash_of(&partial, remote)? == remote.hash.to_lowercase() {
                     return fs::rename(&partial, blob);
                 }
-                // What was there before may be of other contents; the next attempt begins anew.
+                // The bytes of an earlier download may be of other contents; the next attempt begins anew.
                 fs::remove_file(&partial)?;
                 last = Some(StorageError::failed(
                     io::ErrorKind::InvalidData,

@@ -120,8 +120,8 @@ impl Repository {
     }
 }
 
-/// The path on this machine of a repository, or of a file in it. Of a model, the files that this program reads are
-/// downloaded; of a dataset, all of them.
+/// The path on this machine of a repository, or of a file in it. The files of a model that this program
+/// reads are downloaded, and all files of a dataset.
 ///
 /// # Errors
 /// There is no such repository or file, the hub refuses, or it cannot be reached and the cache lacks the file.

@@ -11,7 +11,7 @@ use super::{Request, Response, Server, range_of};
 #[derive(Clone, Debug)]
 pub struct HubFile {
     pub contents: Vec<u8>,
-    /// What the hub says is the hash of the contents.
+    /// The hash of the contents that the hub states.
     pub hash: String,
     /// Whether it is kept in another place, to which the hub redirects.
     pub is_large: bool,
@@ -23,7 +23,7 @@ struct State {
     repositories: BTreeMap<String, BTreeMap<String, (String, BTreeMap<String, HubFile>)>>,
     /// Repositories that need this token.
     private: BTreeMap<String, String>,
-    /// Bytes after which answers with contents break off, for so many answers.
+    /// The number of bytes after which each of the next answers with contents breaks off.
     cuts: Vec<usize>,
     requests: Vec<String>,
 }
@@ -65,7 +65,7 @@ impl HubServer {
         self.state().private.insert(repository.to_owned(), token.to_owned());
     }
 
-    /// Lets the next answers with contents break off after so many bytes each.
+    /// Lets the next answers with contents break off, each after one of these numbers of bytes.
     pub fn cut(&self, after: &[usize]) {
         self.state().cuts = after.to_vec();
     }

@@ -27,7 +27,7 @@ pub(crate) struct Request {
     pub body: Vec<u8>,
 }
 
-/// An answer. Of one to `HEAD` the body is left out, but its length is told.
+/// An answer. One to `HEAD` states the length of its body and leaves the body out.
 #[derive(Default)]
 pub(crate) struct Response {
     pub status: u16,
@@ -147,7 +147,7 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&decoded).into_owned()
 }
 
-/// The range that a request asks for of so many bytes.
+/// The range that a request names, of contents with `length` bytes.
 pub(crate) fn range_of(request: &Request, length: usize) -> Option<std::ops::Range<usize>> {
     let range = request.headers.get("range")?.strip_prefix("bytes=")?;
     let (start, end) = range.split_once('-')?;

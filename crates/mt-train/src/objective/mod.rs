@@ -162,7 +162,7 @@ impl FrozenModel {
 /// The models of an objective, bound to their parameters.
 pub struct Models<'a, 't> {
     pub trained: BoundModel<'a, 't>,
-    /// The value model ([`Objective::value_model`]) where its parameters are at hand: in losses and scores.
+    /// The value model ([`Objective::value_model`]) where its parameters are available: in losses and scores.
     pub value: Option<BoundModel<'a, 't>>,
     /// In the order of [`Objective::frozen`].
     pub frozen: Vec<BoundModel<'a, 't>>,

@@ -178,7 +178,7 @@ impl RunDirectory {
         self.stored.as_mut().map_or(Ok(()), StoredRun::begin)
     }
 
-    /// What sends files before a checkpoint is committed.
+    /// The sender of files before a checkpoint is committed.
     pub fn sender(&self) -> Option<Sender> {
         self.stored.as_ref().map(StoredRun::sender)
     }

@@ -67,7 +67,7 @@ impl StoredRun {
         Ok(())
     }
 
-    /// What sends files before a checkpoint is committed.
+    /// The sender of files before a checkpoint is committed.
     pub fn sender(&self) -> Sender {
         self.sender.clone()
     }

@@ -50,7 +50,7 @@ pub fn staged(output: PathBuf, write: impl FnOnce(PathBuf) -> Result<(), Failure
         say!("sent it to `{}`", output.display());
         Ok(())
     });
-    // What the command reports matters more than what is left.
+    // The command's own result matters more than a failure to remove its temporary files.
     let _ = fs::remove_dir_all(&stage);
     written
 }
