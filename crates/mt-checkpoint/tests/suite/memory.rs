@@ -14,7 +14,7 @@ use crate::support::{Sharded, array, scratch, synchronous};
 const TASK: &str = "MT_CHECKPOINT_MEMORY_TASK";
 const DIRECTORY: &str = "MT_CHECKPOINT_MEMORY_DIRECTORY";
 /// The bytes of the largest shard.
-const SHARD: usize = 64 << 20;
+const SHARD: usize = 96 << 20;
 
 /// A line of `/proc/self/status` in bytes.
 fn status(name: &str) -> usize {
