@@ -10,10 +10,10 @@ use std::{
 };
 
 use object_store::{
-    BackoffConfig, ClientOptions, ObjectStore, RetryConfig,
+    BackoffConfig, ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider,
     aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut},
     azure::{AzureConfigKey, MicrosoftAzureBuilder},
-    gcp::{GoogleCloudStorageBuilder, GoogleConfigKey},
+    gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey},
     memory::InMemory,
     multipart::MultipartStore,
 };
@@ -158,7 +158,12 @@ fn google(bucket: &str) -> GoogleCloudStorageBuilder {
         false => format!("http://{host}"),
     });
     if let Some(emulator) = &emulator {
-        builder = builder.with_base_url(emulator).with_config(GoogleConfigKey::SkipSignature, "true");
+        // The crate needs a token for some writes even then.
+        let token = GcpCredential { bearer: "emulator".to_owned() };
+        builder = builder
+            .with_base_url(emulator)
+            .with_config(GoogleConfigKey::SkipSignature, "true")
+            .with_credentials(Arc::new(StaticCredentialProvider::new(token)));
     }
     builder.with_bucket_name(bucket).with_client_options(options(emulator.as_deref())).with_retry(retry())
 }

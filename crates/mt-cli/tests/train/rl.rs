@@ -263,7 +263,9 @@ fn functions_in_python_and_endpoints_judge_answers() {
         rl(&sandbox, "refused", &[&file[..], keys].concat()).refused(fragments);
     };
     let path = "reward_functions_path=judges.py";
-    refused(&[path, "reward_functions=absent"], &["no function `absent`", "hint: "]);
+    // Python reads the file when the run starts.
+    rl(&sandbox, "refused", &["hf_train_files=prompts.jsonl", path, "reward_functions=absent"])
+        .failed(2, &["no function `absent`", "hint: "]);
     refused(&[path, "reward_functions=exact"], &["name functions of the file"]);
     refused(&["reward_url=https://judge/"], &["encrypted connections are not built yet", "hint: "]);
     refused(&["reward_functions=endpoint"], &["`reward_url` is", "hint: "]);
@@ -341,7 +343,8 @@ fn tools_have_their_say() {
         rl(&sandbox, "refused", &[PROMPTS, keys].concat()).refused(fragments);
     };
     refused(&["rl.tools=calculator", "tool_start_token="], &["`tool_start_token` is", "hint: "]);
-    refused(&["rl.tools=calculator,abacus"], &["there is no tool `abacus`", "`python`"]);
+    rl(&sandbox, "refused", &[PROMPTS, &["rl.tools=calculator,abacus"]].concat())
+        .failed(2, &["there is no tool `abacus`", "`python`"]);
     refused(&["rl.tools=command"], &["`tool_command` is", "hint: "]);
     refused(&["stop_strings=[\"\"]"], &["each answer would end at once"]);
 }

@@ -84,11 +84,6 @@ fn keys_that_contradict_the_command_are_refused() {
     let fragments =
         ["`use_sft` is `false` (command line), but the command is `maxtext sft`", "`maxtext train`"];
     run(&sandbox, &["sft", "model.yml", FILES, "use_sft=false"]).refused(&fragments);
-    // Without files, the dataset of the preset remains, which would have to be downloaded.
-    run(&sandbox, &["sft", "model.yml"])
-        .refused(&["`hf_path` and `train_split` request it", "hf_train_files"]);
-    run(&sandbox, &["sft", "model.yml", "hf_train_files=chats.txt"])
-        .refused(&["`hf_path` and `train_split` request it"]);
     run(&sandbox, &["train", "model.yml", "hf_path=instructions"]).refused(&["`hf_path`", "`maxtext sft`"]);
 }
 

@@ -292,7 +292,12 @@ fn datasets_and_models_of_the_hub() {
     train("token", &["hf_access_token=secret-token"]).succeeded();
     // A file whose hash is another one is not used.
     let bad = HubFile { hash: "0".repeat(64), ..text("train.txt") };
-    hub.add("datasets/owner/bad", "main", &commit("b"), &[("train.txt", bad)]);
-    let damaged = train("damaged", &["hf_path=owner/bad", "hf_eval_split="]);
+    hub.add(
+        "datasets/owner/bad",
+        "main",
+        &commit("b"),
+        &[("train.txt", bad), ("test.txt", text("evaluation.txt"))],
+    );
+    let damaged = train("damaged", &["hf_path=owner/bad"]);
     assert!(damaged.errors.contains("arrived damaged"), "{}", damaged.errors);
 }

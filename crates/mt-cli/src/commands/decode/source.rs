@@ -55,7 +55,7 @@ pub fn configure(arguments: Vec<String>) -> Result<(Config, Source), Failure> {
         ));
     };
     let path = Path::new(&path);
-    if !path.exists() {
+    if !mt_storage::exists(path) {
         return Err(Failure::user(format!(
             "`{key}` is `{}` ({}), which does not exist\nhint: name the directory of a run, of a checkpoint or of a \
              published model",
