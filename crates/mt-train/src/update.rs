@@ -66,7 +66,7 @@ impl UpdateRule {
     /// The same rule for `other`, which is `model` with the other value of `scan_layers`. `None` if the masks select
     /// other parameters in that model. No parameter is derived from others.
     pub fn of_other(&self, group: &OptimizerGroup, model: &dyn Model, other: &dyn Model) -> Option<Self> {
-        let derived = Derived::default();
+        let derived = Derived::none(other);
         let (parameters, _) = parameters(group, other, &derived).ok()?;
         let chosen = |model: &dyn Model, parameters: &[Parameter]| -> BTreeMap<_, _> {
             let arrays = StateArray::parameters(model);

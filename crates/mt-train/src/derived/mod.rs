@@ -31,7 +31,7 @@ use value_model::ValueModel;
 const SHARE_MAP: &str = "distill_student_weights_share_map";
 
 /// The derived parameters of a trained model.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Derived {
     /// The number of the model's parameters, which the arrays of the maps follow.
     num_parameters: usize,
@@ -53,6 +53,12 @@ struct Shared {
 }
 
 impl Derived {
+    /// No derived parameters of this model.
+    pub fn none(model: &dyn Model) -> Self {
+        let num_parameters = model.parameters().len();
+        Self { num_parameters, maps: Vec::new(), shared: Vec::new(), value_model: None }
+    }
+
     /// The derived parameters of a configuration.
     ///
     /// # Errors
@@ -62,12 +68,11 @@ impl Derived {
         student: &dyn Model,
         frozen: &[FrozenModel],
     ) -> Result<Self, TrainError> {
-        let num_parameters = student.parameters().len();
         let maps = match teacher_of(frozen).filter(|_| group.learn_to_init_mode) {
             Some(teacher) => maps::of_config(group, student, teacher)?,
             None => Vec::new(),
         };
-        let mut derived = Self { num_parameters, maps, shared: Vec::new(), value_model: None };
+        let mut derived = Self { maps, ..Self::none(student) };
         derived.shared = derived.shared_of(group, student)?;
         Ok(derived)
     }

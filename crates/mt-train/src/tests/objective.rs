@@ -14,6 +14,7 @@ use mt_trace::{ProgramOptions, Tensor, program};
 
 use super::training::compile;
 use crate::{
+    derived::Derived,
     gradients::{LossRule, ModelTensors},
     metrics::names,
     objective::{BatchTensors, MetricName, ModelUse, NextToken},
@@ -69,7 +70,7 @@ struct Setting<'a> {
 fn rule(model: Arc<dyn Model>, setting: Setting<'_>) -> LossRule {
     LossRule {
         precomputed: None,
-        derived: Arc::default(),
+        derived: Arc::new(Derived::none(&*model)),
         objective: Arc::new(NextToken {
             length: LENGTH,
             vocab_size: VOCAB,

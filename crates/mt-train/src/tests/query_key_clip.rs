@@ -310,7 +310,7 @@ fn what_cannot_be_clipped_is_refused() {
     let refused = |keys: &[&str]| {
         let settings = configuration(&[&["use_qk_clip=true"], keys].concat(), 1);
         let model = mt_models::build(&settings.model).unwrap();
-        let made = StateRule::new(&settings, &*model, &Derived::default(), mt_runtime::Platform::Cpu);
+        let made = StateRule::new(&settings, &*model, &Derived::none(&*model), mt_runtime::Platform::Cpu);
         match made.err() {
             Some(crate::TrainError::QueryKeyClip(error)) => error,
             other => panic!("{keys:?}: {other:?}"),
