@@ -35,6 +35,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
+    mt_storage::disconnect();
     let options = match options() {
         Ok(options) => options,
         Err(message) => {

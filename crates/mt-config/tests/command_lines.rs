@@ -28,6 +28,7 @@ fn verdict(result: Result<Config, ConfigError>) -> String {
 
 #[test]
 fn documented_command_lines_have_their_verdicts() {
+    mt_storage::disconnect();
     let (mut table, mut mistakes, mut count) = (String::new(), String::new(), 0);
     for line in include_str!("command_lines.txt").lines() {
         // Verdicts are indented.

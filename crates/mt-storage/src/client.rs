@@ -5,7 +5,11 @@ use std::{
     future::Future,
     io,
     path::Path,
-    sync::{Arc, Mutex, OnceLock, PoisonError, mpsc},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::Duration,
 };
 
@@ -35,12 +39,22 @@ pub(crate) struct Client {
     pub parts: Arc<dyn MultipartStore>,
 }
 
+static IS_DISCONNECTED: AtomicBool = AtomicBool::new(false);
+
+/// Makes all later requests of this process to stores fail at once, for programs that check values without a network.
+pub fn disconnect() {
+    IS_DISCONNECTED.store(true, Ordering::Relaxed);
+}
+
 /// The client of a path's bucket, and the location in it.
 ///
 /// # Errors
-/// The path or an environment variable is wrong.
+/// The path or an environment variable is wrong, or the process is disconnected.
 pub(crate) fn of(path: &Path) -> io::Result<(Client, Location)> {
     let location = Location::of(path)?;
+    if IS_DISCONNECTED.load(Ordering::Relaxed) {
+        return Err(StorageError::failed(io::ErrorKind::NotConnected, "this process is disconnected", ""));
+    }
     static CLIENTS: OnceLock<Mutex<HashMap<(Scheme, String), Client>>> = OnceLock::new();
     let clients = CLIENTS.get_or_init(Mutex::default);
     let mut clients = clients.lock().unwrap_or_else(PoisonError::into_inner);

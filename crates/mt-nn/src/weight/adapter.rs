@@ -127,9 +127,8 @@ impl Adapter {
             };
             dropout(x, self.dropout, Key::new(noise.key), order)
         });
-        // The scale acts where it is cheapest, on the numbers of the rank.
-        let low = arrays[0].cast(dtype).dot(dropped.unwrap_or(x), over) * self.scale;
-        let added = arrays[1].cast(dtype).dot(low, &[LORA_RANK]);
+        let low = arrays[0].cast(dtype).dot(dropped.unwrap_or(x), over);
+        let added = arrays[1].cast(dtype).dot(low, &[LORA_RANK]) * self.scale;
         match (self.factors(arrays, || frozen.dense()), dropped) {
             (None, _) => product + added,
             (Some(factors), None) => (product + added) * factors.cast(dtype),
@@ -153,8 +152,7 @@ impl Adapter {
     /// `W + scale · A · B` in `f32`.
     #[track_caller]
     fn sum<'t>(self, arrays: &[Tensor<'t>], dense: Tensor<'t>) -> Tensor<'t> {
-        let [a, b] = [arrays[0], arrays[1]].map(|array| array.cast(DType::F32));
-        dense + b.dot(a, &[LORA_RANK]) * self.scale
+        dense + arrays[0].cast(DType::F32).dot(arrays[1].cast(DType::F32), &[LORA_RANK]) * self.scale
     }
 
     /// DoRA's factor of each output, `[outputs]`: its learned norm over the norm of `W + scale · A · B`, which counts as a

@@ -179,7 +179,7 @@ fn factors_of_layer<'t>(dense: Tensor<'t>, arrays: &[Tensor<'t>]) -> Tensor<'t> 
         let Some(adapter) = choice.checked_sub(1) else { return ones };
         let [a, b] = [a, b].map(|array| array.at(ADAPTER, adapter).cast(DType::F32));
         let order: Vec<&'static str> = names.iter().map(|axis| axis.name).collect();
-        let sum = dense + b.dot(a, &[LORA_RANK]).order(&order);
+        let sum = dense + a.dot(b, &[LORA_RANK]).order(&order);
         let factors = magnitude / norm_of_outputs(sum, &inputs).order(&outputs);
         magnitude.less(f64::from(f32::MAX)).select(factors, ones)
     };
