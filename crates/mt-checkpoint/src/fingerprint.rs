@@ -23,8 +23,9 @@ pub fn fingerprint(directory: &Path) -> Result<String> {
     crate::complete_weights(directory)?;
     let files = mt_storage::files_below(directory);
     let files = files.map_err(|source| CheckpointError::io("list", directory, source))?;
-    let mut files: Vec<PathBuf> = files.into_iter().map(|(file, _)| directory.join(file)).collect();
-    let is_published = |path: &PathBuf| {
+    let mut files: Vec<(PathBuf, u64)> =
+        files.into_iter().map(|(file, bytes)| (directory.join(file), bytes)).collect();
+    let is_published = |(path, _): &(PathBuf, u64)| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let is_here = path.parent() == Some(directory);
         is_here && (ENDINGS.iter().any(|ending| name.ends_with(ending)) || DESCRIPTIONS.contains(&&*name))
@@ -35,9 +36,8 @@ pub fn fingerprint(directory: &Path) -> Result<String> {
     files.sort();
     let mut buffer = vec![0; BUFFER];
     let mut lines = String::new();
-    for path in files {
+    for (path, bytes) in files {
         let failed = |source| CheckpointError::io("read", &path, source);
-        let bytes = mt_storage::metadata(&path).map_err(failed)?.bytes;
         let mut file = mt_storage::reader(&path, 0..bytes).map_err(failed)?;
         let (mut checksum, mut size) = (0, 0);
         loop {

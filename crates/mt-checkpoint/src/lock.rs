@@ -142,11 +142,8 @@ impl RunLock {
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        if let ([own], Held::Lease(lease), true) = (
-            self.created.as_slice(),
-            &self.held,
-            self.is_provisional && mt_storage::is_remote(&self.directory),
-        ) {
+        if let ([own], Held::Lease(lease), true) = (self.created.as_slice(), &self.held, self.is_provisional)
+        {
             // Failures are ignored, as below.
             if !lease.is_lost() {
                 let _ = mt_storage::remove_all(own, &[]);

@@ -363,10 +363,7 @@ impl Job {
             // The first error is reported. The next run removes leftovers that cannot be removed now.
             // A step that another process committed in the meantime is not ours to remove.
             if !is_remote || !(self.fence)() && !locate::is_complete(&temporary) {
-                let _ = match is_remote {
-                    true => remote::clean_up(&self.disk, &temporary),
-                    false => disk::remove_tree(&temporary),
-                };
+                let _ = remote::clean_up(&self.disk, &temporary);
             }
             let has_others = locate::complete_steps(&self.directory).is_ok_and(|steps| steps.len() > 1);
             error.of_save(self.step, has_others && self.retention.max_to_keep != Some(1))

@@ -26,7 +26,8 @@ impl Evaluations {
     /// Reads the losses that were recorded before. A record that is damaged is left out: steps are then kept by number.
     pub fn load(directory: &Path, disk: &Disk) -> Result<Self> {
         let partial = partial(directory);
-        if mt_storage::exists(&partial) {
+        // Stores have no partial files.
+        if partial.exists() {
             disk.remove_file(&partial)?;
         }
         let path = directory.join(EVALUATIONS);
@@ -42,14 +43,14 @@ impl Evaluations {
 
     /// Replaces the record.
     pub fn save(&self, directory: &Path, disk: &Disk) -> Result<()> {
-        let partial = partial(directory);
         let contents = serde_json::to_vec(&self.losses).expect("finite numbers have a text");
-        if mt_storage::exists(&partial) {
-            disk.remove_file(&partial)?;
-        }
         if mt_storage::is_remote(directory) {
             // An object is replaced at once.
             return disk.write(&directory.join(EVALUATIONS), &[&contents]);
+        }
+        let partial = partial(directory);
+        if partial.exists() {
+            disk.remove_file(&partial)?;
         }
         disk.write(&partial, &[&contents])?;
         disk.rename(&partial, &directory.join(EVALUATIONS))?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{CleanError, Result};
-use crate::hashing::{hash, mix, rolled};
+use crate::hashing::{mix, mixed, rolled};
 use crate::words::{simplified, words};
 
 /// The number of features, as a logarithm.
@@ -24,7 +24,7 @@ pub type Features = Vec<(u32, f32)>;
 /// The features of a text.
 pub fn features(text: &str) -> Features {
     let simple = simplified(text);
-    let mut words: Vec<u64> = words(&simple).iter().map(|word| mix(hash(word))).collect();
+    let mut words = mixed(&words(&simple));
     words.truncate(MOST_WORDS);
     let mut places: Vec<u32> =
         words.iter().chain(&rolled(&words, 2)).map(|gram| (gram >> (64 - BITS)) as u32).collect();

@@ -1,6 +1,6 @@
 //! Passages of evaluation data in documents.
 
-use crate::hashing::{Seen, hash, mix, rolled};
+use crate::hashing::{Seen, mixed, rolled};
 use crate::words::{simplified, words};
 
 /// The n-grams of evaluation data. Shorter texts of theirs count as a whole, if they have at least [`LEAST`] words.
@@ -44,7 +44,7 @@ impl Contamination {
     pub(crate) fn find(&self, text: &str) -> Option<String> {
         let simple = simplified(text);
         let words = words(&simple);
-        let hashes: Vec<u64> = words.iter().map(|word| mix(hash(word))).collect();
+        let hashes = mixed(&words);
         let sets =
             std::iter::once((self.n, &self.grams)).chain(self.short.iter().map(|(n, grams)| (*n, grams)));
         for (n, set) in sets.filter(|(_, set)| !set.is_empty()) {
@@ -58,7 +58,7 @@ impl Contamination {
 
 fn hashes(text: &str) -> Vec<u64> {
     let simple = simplified(text);
-    words(&simple).iter().map(|word| mix(hash(word))).collect()
+    mixed(&words(&simple))
 }
 
 #[cfg(test)]

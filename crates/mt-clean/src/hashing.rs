@@ -33,6 +33,11 @@ pub(crate) fn hash(text: &str) -> u64 {
     XxHash3_64::oneshot(text.as_bytes())
 }
 
+/// The hashes of words, with their bits spread.
+pub(crate) fn mixed(words: &[&str]) -> Vec<u64> {
+    words.iter().map(|word| mix(hash(word))).collect()
+}
+
 /// Spreads the bits of a number over all bits.
 pub(crate) fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

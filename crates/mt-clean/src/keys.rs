@@ -15,11 +15,12 @@ const ENTRY: usize = 24;
 const MOST_FILES: usize = 256;
 
 /// Writes sorted keys with their documents.
-pub(crate) fn write(path: &Path, entries: impl Iterator<Item = (u128, u64)>) -> Result<()> {
+pub(crate) fn write(path: &Path, entries: impl Iterator<Item = Result<(u128, u64)>>) -> Result<()> {
     let partial = path.with_extension("keys-partial");
     let failed = |error| CleanError::io("write", path)(error);
     let mut file = BufWriter::with_capacity(1 << 18, File::create(&partial).map_err(failed)?);
-    for (key, document) in entries {
+    for entry in entries {
+        let (key, document) = entry?;
         file.write_all(&key.to_be_bytes())
             .and_then(|()| file.write_all(&document.to_be_bytes()))
             .map_err(failed)?;
@@ -72,21 +73,8 @@ impl Merge {
             for (number, group) in paths.chunks(MOST_FILES).enumerate() {
                 let path = work.join(format!("merged-{level}-{number:06}.keys"));
                 if !path.is_file() {
-                    let mut failure = None;
                     let mut merge = Self::of(group, memory)?;
-                    let entries = std::iter::from_fn(|| match merge.next() {
-                        Ok(entry) => entry,
-                        Err(error) => {
-                            failure = Some(error);
-                            None
-                        }
-                    });
-                    let partial = path.with_extension("whole");
-                    write(&partial, entries)?;
-                    if let Some(error) = failure {
-                        return Err(error);
-                    }
-                    commit(&partial, &path)?;
+                    write(&path, std::iter::from_fn(|| merge.next().transpose()))?;
                 }
                 merged.push(path);
             }
@@ -127,7 +115,7 @@ mod tests {
         let mut paths = Vec::new();
         for run in 0..600_u64 {
             let path = directory.path().join(format!("{run}.keys"));
-            write(&path, (0..3).map(|place| (u128::from(place * 1000 + run % 7), run))).unwrap();
+            write(&path, (0..3).map(|place| Ok((u128::from(place * 1000 + run % 7), run)))).unwrap();
             paths.push(path);
         }
         let mut merge = Merge::open(paths, directory.path(), 1 << 20).unwrap();

@@ -188,7 +188,7 @@ fn write_section(
     writer.finish().and_then(|mut file| file.flush()).map_err(failed)?;
     commit(&partial, &path)?;
     found.par_sort_unstable();
-    keys::write(&Section::keys(plan, number), found.into_iter())?;
+    keys::write(&Section::keys(plan, number), found.into_iter().map(Ok))?;
     section.next = reading.position();
     write_json(&Section::path(plan, number, "json"), &section)?;
     Ok(section)

@@ -44,12 +44,7 @@ impl Named {
     /// The name is none of these.
     pub fn find(name: &str) -> Result<Self, ConfigError> {
         let path = Path::new(name);
-        if mt_storage::is_remote(path)
-            && let Some(run) = run_directory_of(path)
-        {
-            return Ok(Self::Run(run));
-        }
-        if path.is_dir()
+        if (mt_storage::is_remote(path) || path.is_dir())
             && let Some(run) = run_directory_of(path)
         {
             return Ok(Self::Run(run));

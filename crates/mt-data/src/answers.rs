@@ -6,7 +6,7 @@ use crate::{
         TextRows,
         arrays::{INPUTS, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
     },
-    random::key,
+    random::{key, uniform},
 };
 
 /// The steps in which a student answers prompts itself, and the sampling of its answers. Both follow from the seed and the
@@ -25,9 +25,7 @@ pub struct StudentAnswers {
 impl StudentAnswers {
     /// Whether the student answers in `step`.
     pub fn is_due(&self, step: u64) -> bool {
-        // 53 bits, which a number of this type holds exactly.
-        let drawn = (key(&[self.seed, step, 0]) >> 11) as f64 / (1_u64 << 53) as f64;
-        drawn < self.share
+        uniform(key(&[self.seed, step, 0])) < self.share
     }
 
     /// The seed of the answers of `step`.

@@ -1,7 +1,7 @@
 //! Documents whose middle comes last, so that a model learns to fill gaps (Bavarian et al., 2022).
 
 use crate::error::{DataError, Result};
-use crate::random::{key, mix};
+use crate::random::{key, mix, uniform};
 use crate::tokenizer::{EncodedDocument, Tokenizer};
 
 /// The names of the marks before the prefix, the suffix and the middle in published vocabularies.
@@ -57,12 +57,11 @@ impl FillInTheMiddle {
         (seed, example): (u64, u64),
     ) -> Result<EncodedDocument> {
         let own = key(&[seed, example, 0xf1]);
-        let uniform = |number: u64| (mix(own ^ number) >> 11) as f64 / (1_u64 << 53) as f64;
-        if uniform(1) >= self.rate {
+        let drawn = |number: u64| uniform(mix(own ^ number));
+        if drawn(1) >= self.rate {
             return tokenizer.encode_document(text, adds_bos, adds_eos);
         }
-        let cut =
-            |number: u64| text.floor_char_boundary((uniform(number) * (text.len() + 1) as f64) as usize);
+        let cut = |number: u64| text.floor_char_boundary((drawn(number) * (text.len() + 1) as f64) as usize);
         let (first, second) = (cut(2).min(cut(3)), cut(2).max(cut(3)));
         let piece = |text: &str| match text.is_empty() {
             true => Ok(EncodedDocument::default()),
@@ -79,7 +78,7 @@ impl FillInTheMiddle {
         if let Some(bos) = tokenizer.special().bos.filter(|_| adds_bos) {
             add(&[bos as i32], &[0]);
         }
-        if uniform(4) < self.suffix_first {
+        if drawn(4) < self.suffix_first {
             add(&[before_prefix, before_suffix], &[0, 0]);
             add(&suffix.tokens, &suffix.bytes);
             add(&[before_middle], &[0]);

@@ -84,21 +84,19 @@ impl TrainIterator {
     /// Opens the streams that fill rows of this host.
     fn open_streams(&mut self) -> Result<()> {
         let (mine, pool) = (self.local_rows(), thread_pool(&self.options)?);
-        let is_fed = |iterator: &Self, number: usize| {
-            let rows = iterator.rows_of(number);
-            rows.start < mine.end && mine.start < rows.end
-        };
+        let cached = self.cached().map(|root| (root, self.row_properties()));
         for number in 0..self.options.streams {
-            if is_fed(self, number) {
-                let (dataset, tokenizer) = (self.dataset.clone(), self.tokenizer.clone());
-                let options = self.options.clone();
-                let stream = PackingStream::new(dataset, tokenizer, options, number as u64, pool.clone());
-                let mut stream = stream;
-                if let Some(root) = self.cached() {
-                    stream.use_cache(RowCache::new(&root, &self.row_properties(), number as u64));
-                }
-                self.streams.push((number, stream));
+            let rows = self.rows_of(number);
+            if rows.start >= mine.end || mine.start >= rows.end {
+                continue;
             }
+            let (dataset, tokenizer) = (self.dataset.clone(), self.tokenizer.clone());
+            let options = self.options.clone();
+            let mut stream = PackingStream::new(dataset, tokenizer, options, number as u64, pool.clone());
+            if let Some((root, properties)) = &cached {
+                stream.use_cache(RowCache::new(root, properties, number as u64));
+            }
+            self.streams.push((number, stream));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::batch::arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION};
 use crate::corruption::{BatchUse, Corruption};
-use crate::random::{key, mix};
+use crate::random::{key, mix, uniform};
 use crate::{Batch, NamedArray};
 use mt_shape::{DType, HostArray};
 
@@ -104,8 +104,7 @@ impl BlockMasking {
     fn hidden(&self, block: &Block, row_key: u64) -> Vec<bool> {
         let count = block.end - block.first - usize::from(self.has_seeds);
         let block_key = mix(row_key ^ mix(block.first as u64));
-        // Uniform numbers below 1, of 53 bits.
-        let draw = |index: usize| (mix(block_key ^ mix(index as u64)) >> 11) as f64 / (1_u64 << 53) as f64;
+        let draw = |index: usize| uniform(mix(block_key ^ mix(index as u64)));
         let noise = self.min_noise + (1.0 - self.min_noise) * draw(0);
         let mut hidden: Vec<bool> = (0..count).map(|offset| draw(2 + offset) < noise).collect();
         if !hidden.is_empty() && !hidden.contains(&true) {

@@ -477,8 +477,7 @@ impl PackingStream {
     /// on.
     fn an_epoch_has_tokens(&mut self) -> Result<bool> {
         let first = self.cursor.example;
-        let count = self.count();
-        for example in (first..first + self.dataset.longest_epoch()).step_by(count as usize) {
+        for example in first..first + self.dataset.longest_epoch() {
             match self.reader.document(example, |_| true)? {
                 Some(document) if num_pairs(document) > 0 => return Ok(true),
                 Some(_) => {}

@@ -13,6 +13,11 @@ pub(crate) fn key(numbers: &[u64]) -> u64 {
     numbers.iter().fold(0x6d61_7874_6578_7400, |state, number| mix(state ^ mix(*number)))
 }
 
+/// A number from 0 below 1, of 53 bits, which the type holds exactly.
+pub(crate) fn uniform(bits: u64) -> f64 {
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
 /// A seeded permutation of `0..size` that is computed, not stored.
 ///
 /// A Feistel network permutes the range up to the next even power of two. A result outside `0..size` is permuted again

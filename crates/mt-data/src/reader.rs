@@ -190,16 +190,11 @@ impl DocumentReader {
                     let encoded = form.encode(&text, tokenizer, adds, *max_tokens);
                     encoded.map_err(|reason| DataError::Example { place: dataset.place(index), reason })
                 }
-                (Some(tokenizer), None) if !text.is_empty() && fill_in_the_middle.is_some() => {
-                    let whole = || tokenizer.encode_document(&text, add_bos, add_eos);
-                    fill_in_the_middle.map_or_else(whole, |(fim, seed)| {
-                        fim.encode(&text, tokenizer, (add_bos, add_eos), (seed, example))
-                    })
-                }
                 // An empty text has no tokens, not even BOS and EOS.
-                (Some(tokenizer), None) if !text.is_empty() => {
-                    tokenizer.encode_document(&text, add_bos, add_eos)
-                }
+                (Some(tokenizer), None) if !text.is_empty() => match fill_in_the_middle {
+                    Some((fim, seed)) => fim.encode(&text, tokenizer, (add_bos, add_eos), (seed, example)),
+                    None => tokenizer.encode_document(&text, add_bos, add_eos),
+                },
                 _ => Ok(EncodedDocument::default()),
             };
             let document = document.map(|document| without_loss(document, untrained));

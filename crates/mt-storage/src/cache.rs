@@ -152,17 +152,6 @@ pub fn local(path: &Path) -> io::Result<PathBuf> {
     Ok(copy)
 }
 
-/// As [`local`], for paths that may be absent: `None` if there is no such file.
-///
-/// # Errors
-/// The store cannot be asked.
-pub fn local_if_present(path: &Path) -> io::Result<Option<PathBuf>> {
-    match local(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        result => result.map(Some),
-    }
-}
-
 fn is_unfinished(path: &Path) -> bool {
     path.to_str().is_some_and(|path| path.ends_with(".partial"))
 }

@@ -112,7 +112,8 @@ impl Client {
     }
 }
 
-fn variable(name: &str) -> Option<String> {
+/// The value of an environment variable that is not empty.
+pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 

@@ -23,7 +23,7 @@ mod mirror;
 mod read;
 mod write;
 
-pub use cache::{Direction, Download, Progress, cache_directory, local, local_if_present, set_progress};
+pub use cache::{Direction, Download, Progress, cache_directory, local, set_progress};
 pub use client::disconnect;
 pub use error::{StorageError, is_user_error};
 pub use inputs::{complete, input, is_incomplete, origin, run_of};

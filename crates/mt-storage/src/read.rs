@@ -26,8 +26,6 @@ pub(crate) const WINDOW: u64 = 8 << 20;
 pub struct Metadata {
     pub bytes: u64,
     pub is_directory: bool,
-    /// The version of an object, which changes with its contents.
-    pub version: Option<String>,
 }
 
 /// A file or a directory in a directory.
@@ -45,15 +43,14 @@ pub struct Entry {
 pub fn metadata(path: &Path) -> io::Result<Metadata> {
     if !is_remote(path) {
         let found = fs::metadata(path)?;
-        return Ok(Metadata { bytes: found.len(), is_directory: found.is_dir(), version: None });
+        return Ok(Metadata { bytes: found.len(), is_directory: found.is_dir() });
     }
     let (client, location) = client::of(path)?;
     client::wait(async move {
         if !location.key.as_ref().is_empty() {
             match client.store.head(&location.key).await {
                 Ok(object) => {
-                    let version = Some(version(&object));
-                    return Ok(Metadata { bytes: object.size, is_directory: false, version });
+                    return Ok(Metadata { bytes: object.size, is_directory: false });
                 }
                 Err(object_store::Error::NotFound { .. }) => {}
                 Err(error) => return Err(StorageError::of_request(&location, &error)),
@@ -61,11 +58,9 @@ pub fn metadata(path: &Path) -> io::Result<Metadata> {
         }
         let first = client.store.list(Some(&location.key)).next().await;
         match first {
-            Some(Ok(_)) => Ok(Metadata { bytes: 0, is_directory: true, version: None }),
+            Some(Ok(_)) => Ok(Metadata { bytes: 0, is_directory: true }),
             Some(Err(error)) => Err(StorageError::of_request(&location, &error)),
-            None if location.key.as_ref().is_empty() => {
-                Ok(Metadata { bytes: 0, is_directory: true, version: None })
-            }
+            None if location.key.as_ref().is_empty() => Ok(Metadata { bytes: 0, is_directory: true }),
             None => Err(StorageError::failed(io::ErrorKind::NotFound, "it does not exist", "")),
         }
     })

@@ -12,7 +12,7 @@ use super::{
         DamagedData, DataFormat, DatasetType, GrainFileType, HfTextUnit, PackingType, PreferenceAlgorithm,
         RewardType, TokenizerType,
     },
-    group, is_in_cloud, is_supported,
+    group, is_in_cloud,
 };
 use crate::{
     config::{Config, not_built, report},
@@ -205,7 +205,7 @@ impl DataGroup {
         for (key, patterns) in
             [(self.files_key(true), self.train_patterns()), (self.files_key(false), self.eval_patterns())]
         {
-            if patterns.iter().any(|pattern| is_in_cloud(pattern) && !is_supported(pattern)) {
+            if patterns.iter().any(|pattern| is_in_cloud(pattern)) {
                 report(problems, not_built(config.entry(key), features::CLOUD_STORAGE));
             }
         }

@@ -62,11 +62,6 @@ impl Config {
         let path = self.entry("hf_path").value.as_str()?;
         let is_format = DataFormat::from_value(&path.into()).is_some();
         let is_hf = self.entry("dataset_type").value == "hf";
-        (is_hf && !is_format && is_hub_name(path)).then(|| path.to_owned())
+        (is_hf && !is_format && mt_storage::hub::has_form_of_name(path)).then(|| path.to_owned())
     }
-}
-
-/// Whether a text has the form of a name on the hub, with or without a revision.
-pub(super) fn is_hub_name(text: &str) -> bool {
-    mt_storage::hub::has_form_of_name(text)
 }

@@ -316,10 +316,7 @@ impl FromValue for PathBuf {
     }
 
     fn missing(value: &Value) -> Option<&'static str> {
-        value
-            .as_str()
-            .filter(|text| is_in_cloud(text) && !is_supported(text))
-            .map(|_| features::CLOUD_STORAGE)
+        value.as_str().filter(|text| is_in_cloud(text)).map(|_| features::CLOUD_STORAGE)
     }
 }
 
@@ -356,14 +353,15 @@ impl FromValue for LogicalRules {
     }
 }
 
-/// Whether a path is a URL, such as `gs://bucket/folder`.
+/// Whether a path is a URL of a service that this program does not read, such as `hdfs://bucket/folder`.
 pub(crate) fn is_in_cloud(path: &str) -> bool {
-    let scheme = path.trim_start().split_once("://").map(|(scheme, _)| scheme);
+    let scheme =
+        path.trim_start().split_once("://").map(|(scheme, _)| scheme).filter(|_| !is_supported(path));
     scheme.is_some_and(|scheme| !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric()))
 }
 
 /// Whether a URL is one of a service that this program reads.
-pub(crate) fn is_supported(path: &str) -> bool {
+fn is_supported(path: &str) -> bool {
     let path = Path::new(path.trim_start());
     mt_storage::is_remote(path) || mt_storage::is_hub(path)
 }

@@ -167,18 +167,23 @@ pub(super) fn byte_characters() -> [char; 256] {
     })
 }
 
+/// The `added_tokens` of special tokens, which have the first ids.
+pub(super) fn added_tokens(special: &[&str]) -> Vec<Value> {
+    let token = |(id, token): (usize, &&str)| {
+        json!({
+            "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": true,
+        })
+    };
+    special.iter().enumerate().map(token).collect()
+}
+
 /// The `tokenizer.json` of a byte-level BPE: special tokens first, then the bytes, then a token for each merge.
 pub(super) fn byte_level_json(special_tokens: &[&str], merges: &[(String, String)]) -> String {
     let tokens = special_tokens.iter().map(|token| token.to_string());
     let tokens = tokens.chain(byte_characters().into_iter().map(String::from));
     let tokens = tokens.chain(merges.iter().map(|(left, right)| format!("{left}{right}")));
     let vocabulary: Map<String, Value> = tokens.enumerate().map(|(id, token)| (token, json!(id))).collect();
-    let added = special_tokens.iter().enumerate().map(|(id, token)| {
-        json!({
-            "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-            "special": true,
-        })
-    });
     let byte_level = json!({
         "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true,
     });
@@ -186,7 +191,7 @@ pub(super) fn byte_level_json(special_tokens: &[&str], merges: &[(String, String
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": added.collect::<Vec<_>>(),
+        "added_tokens": added_tokens(special_tokens),
         "normalizer": null,
         "pre_tokenizer": byte_level,
         "post_processor": null,

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     Engine, EngineError, EngineOptions, Limits, LoadedModel, PromptBounds, Request, SamplingOptions,
-    ScoredRows, SourceBounds, load_model, score, serve::SEVERAL_AXES_OF_ROWS,
+    ScoredRows, Session, SourceBounds, load_model, score, serve::SEVERAL_AXES_OF_ROWS,
 };
 
 /// The rows of tokens in a golden value.
@@ -69,11 +69,7 @@ fn greedy_answers_are_those_of_the_published_models() {
         let expected = rows(&golden["answers"]);
         let requests: Vec<Request> =
             rows(&golden["prompts"]).into_iter().map(|prompt| Request { prompt, sample: 0 }).collect();
-        let limits = Limits { max_new_tokens: Some(expected[0].len()), stop: Vec::new() };
-        let generation = session
-            .generate(&requests, &SamplingOptions::GREEDY, &limits, |_| ControlFlow::Continue(()))
-            .unwrap();
-        let answers: Vec<Vec<u32>> = generation.rows.into_iter().map(|row| row.tokens).collect();
+        let answers = greedy(&session, &requests, expected[0].len());
         if answers != expected {
             wrong.push(format!("{name}: {answers:?}, not {expected:?}"));
         }
@@ -176,6 +172,29 @@ fn check_logits_of_sources(loaded: &LoadedModel, golden: &Golden) {
     );
 }
 
+/// Room for eight sources and answers of twelve tokens.
+fn options_with_sources(config: &LoadConfig, loaded: &LoadedModel) -> EngineOptions {
+    EngineOptions {
+        prompts: PromptBounds {
+            vocab_size: loaded.vocab_size,
+            max_target_length: 12,
+            max_prefill_length: 1,
+            source: SourceBounds::of(&config.model, &*loaded.model),
+        },
+        num_choices: loaded.vocab_size,
+        max_batch: 8,
+        compile: CompileSettings::default(),
+    }
+}
+
+/// Greedy answers of at most `count` tokens.
+fn greedy(session: &Session<'_>, requests: &[Request], count: usize) -> Vec<Vec<u32>> {
+    let limits = Limits { max_new_tokens: Some(count), stop: Vec::new() };
+    let go_on = |_| ControlFlow::Continue(());
+    let made = session.generate(requests, &SamplingOptions::GREEDY, &limits, go_on).unwrap();
+    made.rows.into_iter().map(|row| row.tokens).collect()
+}
+
 /// Rows that are split over several axes, beside split heads, in the encoder as in the decoder.
 #[test]
 fn eight_devices_answer_sources_as_the_published_models_do() {
@@ -188,27 +207,13 @@ fn eight_devices_answer_sources_as_the_published_models_do() {
             let config = config_with(&families.join(name), keys);
             let loaded = load_model(&config, &mut |_| {}).unwrap();
             assert_eq!(loaded.placement.mesh().num_devices(), 8);
-            let options = EngineOptions {
-                prompts: PromptBounds {
-                    vocab_size: loaded.vocab_size,
-                    max_target_length: 12,
-                    max_prefill_length: 1,
-                    source: SourceBounds::of(&config.model, &*loaded.model),
-                },
-                num_choices: loaded.vocab_size,
-                max_batch: 8,
-                compile: CompileSettings::default(),
-            };
+            let options = options_with_sources(&config, &loaded);
             let types = loaded.parameters.iter().map(Array::dtype).collect();
             let engine = Engine::new(loaded.runtime, loaded.placement, loaded.model, types, options);
             let session = engine.with(&loaded.parameters).unwrap();
             let requests: Vec<Request> =
                 sources.iter().map(|prompt| Request { prompt: prompt.clone(), sample: 0 }).collect();
-            let limits = Limits { max_new_tokens: Some(expected[0].len()), stop: Vec::new() };
-            let go_on = |_| ControlFlow::Continue(());
-            let made = session.generate(&requests, &SamplingOptions::GREEDY, &limits, go_on).unwrap();
-            let answers: Vec<Vec<u32>> = made.rows.into_iter().map(|row| row.tokens).collect();
-            assert_eq!(answers, expected, "{name}, {keys:?}");
+            assert_eq!(greedy(&session, &requests, expected[0].len()), expected, "{name}, {keys:?}");
         }
     }
 }
@@ -222,17 +227,7 @@ fn answers_of_an_encoder_and_a_decoder_are_those_of_the_published_models() {
         let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../mt-models");
         let golden = Golden::open(manifest, &format!("families/{name}/golden.safetensors"));
         let loaded = load_model(&config, &mut |_| {}).unwrap();
-        let options = EngineOptions {
-            prompts: PromptBounds {
-                vocab_size: loaded.vocab_size,
-                max_target_length: 12,
-                max_prefill_length: 1,
-                source: SourceBounds::of(&config.model, &*loaded.model),
-            },
-            num_choices: loaded.vocab_size,
-            max_batch: 8,
-            compile: CompileSettings::default(),
-        };
+        let options = options_with_sources(&config, &loaded);
         let refused =
             score(&loaded, [vec![1; 4]].as_slice().into(), false, &CompileSettings::default()).map(|_| ());
         assert!(matches!(refused, Err(EngineError::NoSource { command: "logits" })), "{refused:?}");
@@ -243,15 +238,9 @@ fn answers_of_an_encoder_and_a_decoder_are_those_of_the_published_models() {
         let requests: Vec<Request> =
             sources(&golden).into_iter().map(|prompt| Request { prompt, sample: 0 }).collect();
         let expected = token_rows(&golden, "greedy");
-        let generate = |requests: &[Request], count| {
-            let limits = Limits { max_new_tokens: Some(count), stop: Vec::new() };
-            let go_on = |_| ControlFlow::Continue(());
-            let made = session.generate(requests, &SamplingOptions::GREEDY, &limits, go_on).unwrap();
-            made.rows.into_iter().map(|row| row.tokens).collect::<Vec<_>>()
-        };
-        assert_eq!(generate(&requests, expected[0].len()), expected, "{name}");
+        assert_eq!(greedy(&session, &requests, expected[0].len()), expected, "{name}");
         // As long as the decoder may read.
-        assert_eq!(generate(&requests[..1], 100)[0].len(), 12, "{name}");
+        assert_eq!(greedy(&session, &requests[..1], 100)[0].len(), 12, "{name}");
         let long = engine.options().prompts.check(2, &[1; 513]).unwrap_err().to_string();
         assert!(
             long.starts_with("prompt 2 has 513 tokens, more than the 512 of `max_source_length`"),

@@ -10,6 +10,7 @@ use mt_checkpoint::{Checkpoint, StoredValue};
 use mt_shape::{DType, HostArray};
 use serde_json::{Map, Value, json};
 
+use super::transpose::transpose_bytes;
 use crate::{ModelError, StateError};
 
 /// The description of the arrays.
@@ -173,41 +174,27 @@ impl KaggleWeights {
         let read = self.checkpoint.read(name, &ranges)?;
         let inner = &read.dims()[usize::from(index.is_some())..];
         Ok(match (form, inner) {
-            (Form::HeadRows(_), [heads, inputs, width]) => {
-                transposed(&read, [*heads, *inputs, *width], &shape)
-            }
+            (Form::HeadRows(_), [_, inputs, width]) => transposed(&read, [*inputs, *width], &shape),
             (Form::HeadColumns, [heads, width, outputs]) => {
-                transposed(&read, [1, heads * width, *outputs], &shape)
+                transposed(&read, [heads * width, *outputs], &shape)
             }
-            (Form::Transposed, [inputs, outputs]) => transposed(&read, [1, *inputs, *outputs], &shape),
+            (Form::Transposed, [inputs, outputs]) => transposed(&read, [*inputs, *outputs], &shape),
             (Form::Half(_), [inputs, outputs]) if *inputs == self.width => {
-                transposed(&read, [1, *inputs, *outputs], &shape)
+                transposed(&read, [*inputs, *outputs], &shape)
             }
-            _ => reshaped(read, &shape),
+            _ => read.reshaped(&shape),
         })
     }
 }
 
-/// An array of shape `[outer, rows, columns]` with the last two axes exchanged, in another shape.
-fn transposed(array: &HostArray, [outer, rows, columns]: [usize; 3], shape: &[usize]) -> HostArray {
+/// Matrices of `[rows, columns]`, one after another, each transposed, in another shape.
+fn transposed(array: &HostArray, [rows, columns]: [usize; 2], shape: &[usize]) -> HostArray {
     let size = array.dtype().byte_size();
     let mut made = HostArray::zeros(array.dtype(), shape);
-    let bytes = array.bytes();
-    for (index, element) in made.bytes_mut().chunks_exact_mut(size).enumerate() {
-        let (block, within) = (index / (rows * columns), index % (rows * columns));
-        debug_assert!(block < outer);
-        let from = (block * rows * columns + (within % rows) * columns + within / rows) * size;
-        element.copy_from_slice(&bytes[from..from + size]);
+    let matrix = (rows * columns * size).max(1);
+    for (from, to) in array.bytes().chunks_exact(matrix).zip(made.bytes_mut().chunks_exact_mut(matrix)) {
+        transpose_bytes(from, to, size, columns, rows);
     }
-    made
-}
-
-fn reshaped(array: HostArray, shape: &[usize]) -> HostArray {
-    if array.dims() == shape {
-        return array;
-    }
-    let mut made = HostArray::zeros(array.dtype(), shape);
-    made.bytes_mut().copy_from_slice(array.bytes());
     made
 }
 

@@ -8,11 +8,10 @@ use mt_nn::{
     Embedding,
     axes::{BATCH, EMBED, POSITION, VOCAB},
 };
-use mt_runtime::{Array, CompileSettings, Input, testing};
 use mt_shape::{DType, HostArray, LogicalAxis, LogicalRules, Mesh, Placement, axis, logical};
 use mt_trace::{ProgramOptions, program};
 
-use crate::harness::{assert_close, integers, numbers};
+use crate::harness::{assert_close, execute, integers, numbers};
 
 const ROWS: usize = 8;
 const LENGTH: usize = 12;
@@ -49,7 +48,8 @@ fn lookup(target: Target, devices: usize, [vocabulary, width]: [usize; 2]) -> Pr
     .unwrap()
 }
 
-fn execute(program: &Program, [vocabulary, width]: [usize; 2]) -> (Vec<HostArray>, Vec<String>) {
+/// The results for fixed arguments, and the kinds of collectives.
+fn looked_up(program: &Program, [vocabulary, width]: [usize; 2]) -> (Vec<HostArray>, Vec<String>) {
     // Tokens repeat, so that devices add gradients to the same rows.
     let tokens: Vec<i32> = (0..ROWS * LENGTH).map(|place| (place * 7 % 23) as i32).collect();
     let arguments = [
@@ -57,15 +57,8 @@ fn execute(program: &Program, [vocabulary, width]: [usize; 2]) -> (Vec<HostArray
         integers(&[ROWS, LENGTH], &tokens),
         numbers(2, &[ROWS, LENGTH, width]),
     ];
-    let runtime = testing::cpu(program.mesh.num_devices());
-    let executable = runtime.compile(program, &CompileSettings::default()).unwrap();
-    let inputs = arguments
-        .iter()
-        .zip(executable.inputs())
-        .map(|(array, input)| Input::Donate(Array::from_host(runtime, array, &input.sharding).unwrap()));
-    let outputs = executable.run(inputs.collect()).unwrap();
-    let kinds = executable.collectives().unwrap().into_iter().map(|collective| collective.kind).collect();
-    (outputs.iter().map(|array| array.to_host().unwrap()).collect(), kinds)
+    let (results, collectives) = execute(program, &arguments);
+    (results, collectives.into_iter().map(|collective| collective.kind).collect())
 }
 
 #[test]
@@ -75,8 +68,8 @@ fn devices_exchange_vectors_instead_of_tables() {
         [(2, [50, 256], true), (4, [24, 512], true), (4, [50, 256], false), (2, [40, 256], false)]
     {
         let what = format!("{devices} devices, {sizes:?}");
-        let expected = execute(&lookup(Target::CPU, 1, sizes), sizes).0;
-        let (made, kinds) = execute(&lookup(Target::Tpu, devices, sizes), sizes);
+        let expected = looked_up(&lookup(Target::CPU, 1, sizes), sizes).0;
+        let (made, kinds) = looked_up(&lookup(Target::Tpu, devices, sizes), sizes);
         for (name, (made, expected)) in ["vectors", "gradient"].iter().zip(made.iter().zip(&expected)) {
             assert_close(&format!("{what}: {name}"), made, expected, 1e-6);
         }

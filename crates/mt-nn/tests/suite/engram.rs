@@ -14,11 +14,11 @@ use mt_nn::{
     },
     gated_delta::{CHANNEL, DepthwiseKernel, ONE, TAP},
 };
-use mt_runtime::{Array, Collective, CompileSettings, Input, testing};
+use mt_runtime::Collective;
 use mt_shape::{Axis, DType, HostArray, LogicalAxis, LogicalRules, Mesh, Placement, axis, logical};
 use mt_trace::{ProgramOptions, Tensor, program};
 
-use crate::harness::{Argument, Golden, assert_close, golden, gradients, numbers, run};
+use crate::harness::{Argument, Golden, assert_close, execute, golden, gradients, numbers, run};
 
 const NAMES: [&str; 10] =
     ["x", "table", "key", "key_bias", "value", "value_bias", "k_norm", "q_norm", "conv_norm", "conv"];
@@ -301,16 +301,4 @@ fn entries_are_split_over_the_devices_of_a_batch() {
         let scattered = collectives.iter().filter(is_scatter).map(|one| one.bytes * one.times).sum::<u64>();
         assert_eq!(scattered, rows, "{what}: {collectives:#?}");
     }
-}
-
-fn execute(program: &Program, arguments: &[HostArray]) -> (Vec<HostArray>, Vec<Collective>) {
-    let runtime = testing::cpu(program.mesh.num_devices());
-    let executable = runtime.compile(program, &CompileSettings::default()).unwrap();
-    let inputs = arguments
-        .iter()
-        .zip(executable.inputs())
-        .map(|(array, input)| Input::Donate(Array::from_host(runtime, array, &input.sharding).unwrap()));
-    let outputs = executable.run(inputs.collect()).unwrap();
-    let made = outputs.iter().map(|array| array.to_host().unwrap()).collect();
-    (made, executable.collectives().unwrap())
 }

@@ -7,7 +7,7 @@ use mt_nn::{
     attention::{AttentionKernel, AttentionOptions, MaskSpec, PassBlocks, Segments},
     axes::{KV_POSITION, POSITION},
 };
-use mt_runtime::{CompileSettings, testing};
+use mt_runtime::{Array, Collective, CompileSettings, Input, testing};
 use mt_shape::{Axis, DType, HostArray};
 pub use mt_testing::{Golden, assert_close, i32_array as integers, random_array as numbers, relative_error};
 use mt_trace::{Inputs, Output, ProgramOptions, Region, Tensor, program};
@@ -103,6 +103,19 @@ where
     F: for<'t> FnOnce(Region<'t>, Vec<Tensor<'t>>) -> Vec<Tensor<'t>>,
 {
     run_for(Target::CPU, name, arguments, code)
+}
+
+/// The results of a program on as many devices of the CPU as it is for, and its collectives.
+pub fn execute(program: &Program, arguments: &[HostArray]) -> (Vec<HostArray>, Vec<Collective>) {
+    let runtime = testing::cpu(program.mesh.num_devices());
+    let executable = runtime.compile(program, &CompileSettings::default()).unwrap();
+    let inputs = arguments
+        .iter()
+        .zip(executable.inputs())
+        .map(|(array, input)| Input::Donate(Array::from_host(runtime, array, &input.sharding).unwrap()));
+    let outputs = executable.run(inputs.collect()).unwrap();
+    let results = outputs.iter().map(|array| array.to_host().unwrap()).collect();
+    (results, executable.collectives().unwrap())
 }
 
 /// As [`run`], with a program for `target`.

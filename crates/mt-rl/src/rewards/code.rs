@@ -1,17 +1,13 @@
 //! Rewards of code: the share of a prompt's tests that it passes, in a sandbox.
 
-use std::{
-    sync::atomic::{AtomicUsize, Ordering},
-    sync::{Mutex, PoisonError},
-    thread,
-    time::SystemTime,
-};
+use std::{thread, time::SystemTime};
 
 use serde_json::{Map, Value, json};
 
 use super::{
     Judged,
-    outcome::{Failures, Outcome},
+    format::Marks,
+    outcome::{Failures, Outcome, at_once},
     sandbox::{Sandbox, SandboxLimits},
 };
 use crate::{RlError, seeds::key};
@@ -98,31 +94,19 @@ impl CodeReward {
     }
 
     /// The rewards of answers, of which each processor judges one at a time.
-    pub fn rewards(
-        &mut self,
-        answers: &[Judged<'_>],
-        solution: impl Fn(&Judged<'_>) -> String,
-    ) -> Vec<Outcome> {
-        let codes: Vec<String> = answers.iter().map(|answer| code_of(&solution(answer)).to_owned()).collect();
-        let made = Mutex::new((vec![Outcome::Failed; answers.len()], std::mem::take(&mut self.failures)));
-        let lock = || made.lock().unwrap_or_else(PoisonError::into_inner);
-        let (next, this) = (AtomicUsize::new(0), &*self);
-        let workers = thread::available_parallelism().map_or(1, usize::from).min(answers.len());
-        thread::scope(|scope| {
-            for _ in 0..workers {
-                scope.spawn(|| {
-                    loop {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(answer) = answers.get(index) else { return };
-                        match this.share(answer, &codes[index]) {
-                            Ok(share) => lock().0[index] = Outcome::Reward(share),
-                            Err(reason) => lock().1.add(reason),
-                        }
-                    }
-                });
-            }
+    pub fn rewards(&mut self, answers: &[Judged<'_>], marks: &Marks) -> Vec<Outcome> {
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        let mut failures = std::mem::take(&mut self.failures);
+        let outcomes = at_once(answers, workers, &mut failures, |answer, fail| {
+            let solution = marks.solution(answer.completion).unwrap_or(answer.completion);
+            self.share(answer, code_of(solution)).map_or_else(
+                |reason| {
+                    fail(reason);
+                    Outcome::Failed
+                },
+                Outcome::Reward,
+            )
         });
-        let (outcomes, failures) = made.into_inner().unwrap_or_else(PoisonError::into_inner);
         self.failures = failures;
         outcomes
     }

@@ -3,18 +3,13 @@
 use std::{
     io::{self, ErrorKind, Read, Write},
     net::{TcpStream, ToSocketAddrs},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
     time::{Duration, Instant},
 };
 
 use super::{
     Judged,
     child::MOST,
-    outcome::{Failures, Outcome, request, reward_of},
+    outcome::{Failures, Outcome, at_once, request, reward_of},
 };
 
 /// The most requests in flight.
@@ -88,32 +83,17 @@ impl EndpointReward {
 
     /// The rewards of answers, several of which are requested at once.
     pub fn rewards(&mut self, answers: &[Judged<'_>]) -> Vec<Outcome> {
-        let (settings, next) = (&self.settings, AtomicUsize::new(0));
-        let made = Mutex::new((vec![Outcome::Failed; answers.len()], std::mem::take(&mut self.failures)));
-        let lock = || made.lock().unwrap_or_else(PoisonError::into_inner);
-        thread::scope(|scope| {
-            for _ in 0..CONCURRENT.min(answers.len()) {
-                scope.spawn(|| {
-                    loop {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(answer) = answers.get(index) else { return };
-                        let body = request(answer).to_string();
-                        for _ in 0..=settings.retries {
-                            match post(settings, &body).and_then(|text| reward_of(&text)) {
-                                Ok(reward) => {
-                                    lock().0[index] = Outcome::Reward(reward);
-                                    break;
-                                }
-                                Err(reason) => lock().1.add(reason),
-                            }
-                        }
-                    }
-                });
+        let settings = &self.settings;
+        at_once(answers, CONCURRENT, &mut self.failures, |answer, fail| {
+            let body = request(answer).to_string();
+            for _ in 0..=settings.retries {
+                match post(settings, &body).and_then(|text| reward_of(&text)) {
+                    Ok(reward) => return Outcome::Reward(reward),
+                    Err(reason) => fail(reason),
+                }
             }
-        });
-        let (outcomes, failures) = made.into_inner().unwrap_or_else(PoisonError::into_inner);
-        self.failures = failures;
-        outcomes
+            Outcome::Failed
+        })
     }
 }
 
@@ -231,7 +211,7 @@ mod tests {
     fn server(response: impl Fn(&str) -> Option<String> + Send + 'static) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/judge?a=b", listener.local_addr().unwrap());
-        thread::spawn(move || {
+        std::thread::spawn(move || {
             let mut hanging = Vec::new();
             for stream in listener.incoming().flatten() {
                 let mut reader = BufReader::new(stream.try_clone().unwrap());

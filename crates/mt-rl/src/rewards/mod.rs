@@ -197,11 +197,7 @@ impl Judge {
             made.push((Function::Endpoint.name().to_owned(), endpoint.rewards(answers)));
         }
         if let Some(code) = &mut self.code {
-            let marks = &self.settings.marks;
-            let solution = |answer: &Judged<'_>| {
-                marks.solution(answer.completion).unwrap_or(answer.completion).to_owned()
-            };
-            made.push((Function::Code.name().to_owned(), code.rewards(answers, solution)));
+            made.push((Function::Code.name().to_owned(), code.rewards(answers, &self.settings.marks)));
         }
         if let Some(python) = &mut self.python {
             for (name, _) in python.functions().to_vec() {

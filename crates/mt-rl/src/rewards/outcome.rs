@@ -1,5 +1,13 @@
 //! Outcomes of reward functions outside of this program.
 
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -28,6 +36,31 @@ impl Failures {
         self.count += 1;
         self.last = reason;
     }
+}
+
+/// The outcomes of answers, of which `workers` are judged at once. `judge` reports failures to the function that it is given.
+pub(super) fn at_once(
+    answers: &[Judged<'_>],
+    workers: usize,
+    failures: &mut Failures,
+    judge: impl Fn(&Judged<'_>, &dyn Fn(String)) -> Outcome + Sync,
+) -> Vec<Outcome> {
+    let made = Mutex::new((vec![Outcome::Failed; answers.len()], failures));
+    let lock = || made.lock().unwrap_or_else(PoisonError::into_inner);
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..workers.min(answers.len()) {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(answer) = answers.get(index) else { return };
+                    let outcome = judge(answer, &|reason| lock().1.add(reason));
+                    lock().0[index] = outcome;
+                }
+            });
+        }
+    });
+    made.into_inner().unwrap_or_else(PoisonError::into_inner).0
 }
 
 /// An object with a reward.

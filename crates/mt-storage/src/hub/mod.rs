@@ -11,7 +11,7 @@ use std::{
     sync::{OnceLock, PoisonError, RwLock},
 };
 
-use crate::error::StorageError;
+use crate::{client::variable, error::StorageError};
 
 /// The kind of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -213,10 +213,6 @@ fn of_model(files: &[String]) -> Vec<String> {
         top.into_iter().filter(|file| ends.iter().any(|end| file.ends_with(end))).cloned().collect();
     chosen.extend(files.iter().filter(|file| file.starts_with("additional_chat_templates/")).cloned());
     chosen
-}
-
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 fn home() -> io::Result<PathBuf> {

@@ -46,7 +46,7 @@ impl Source {
         let request = Request::from_process(settings);
         let given = resolve(&request)?;
         let path = parameters_path(&CheckpointGroup::from_config(&given)?)?;
-        if !path.exists() {
+        if !mt_storage::exists(&path) {
             return Err(Failure::user(format!(
                 "`{}` does not exist\nhint: name the directory of a run, of a checkpoint or of a published model",
                 path.display()

@@ -4,7 +4,7 @@ use super::{DataFormat, DataGroup, DatasetType};
 use crate::{
     config::{Config, not_built, report},
     error::Problem,
-    groups::{is_in_cloud, is_supported},
+    groups::is_in_cloud,
     table::features,
 };
 
@@ -42,9 +42,7 @@ impl DataGroup {
                     "name the type of the data: `dataset_type=hf`, `dataset_type=grain` or `dataset_type=olmo_grain`",
                 ),
                 None => {}
-                Some(path)
-                    if is_in_cloud(&path.to_string_lossy()) && !is_supported(&path.to_string_lossy()) =>
-                {
+                Some(path) if is_in_cloud(&path.to_string_lossy()) => {
                     report(problems, not_built(config.entry("dataset_path"), features::CLOUD_STORAGE));
                 }
                 Some(_) => {}

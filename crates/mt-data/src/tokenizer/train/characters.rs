@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use rayon::prelude::*;
 
 use super::super::bpe::next_chunk;
-use super::no_text;
+use super::{TrainingOptions, model_file, no_text, too_small};
 use crate::error::Result;
 use crate::watch::{Task, Watch};
 
@@ -116,6 +116,32 @@ pub(super) fn of_known(words: Counts, alphabet: &[char]) -> Counts {
         }
     }
     divided
+}
+
+/// The words of documents as SentencePiece divides them, without rare characters, and the characters that get pieces.
+///
+/// # Errors
+/// The vocabulary has no room for the characters, or a document cannot be read.
+pub(super) fn marked<I>(
+    documents: I,
+    options: &TrainingOptions,
+    watch: Watch<'_>,
+) -> Result<(Counts, Vec<char>)>
+where
+    I: IntoIterator<Item = Result<String>>,
+{
+    let words = count(documents, marked_words, watch)?;
+    let mut characters = alphabet(&words, options.character_coverage);
+    // Decoding needs the mark.
+    if !characters.contains(&SPACE) {
+        characters.push(SPACE);
+    }
+    let minimum = model_file::RESERVED + characters.len();
+    if options.vocab_size < minimum {
+        return Err(too_small(options, minimum));
+    }
+    let words = of_known(words, &characters);
+    Ok((words, characters))
 }
 
 #[cfg(test)]

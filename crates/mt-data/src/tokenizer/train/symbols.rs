@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
-use super::characters::{Counts, SPACE, alphabet, count, marked_words, of_known};
-use super::{TrainingOptions, model_file, too_small};
+use super::characters::{Counts, marked};
+use super::{TrainingOptions, model_file};
 use crate::error::{DataError, Result};
 use crate::watch::{Task, Watch};
 
@@ -124,13 +124,7 @@ pub(super) fn train_pieces<I>(
 where
     I: IntoIterator<Item = Result<String>>,
 {
-    let words = count(documents, marked_words, watch)?;
-    let characters = with_space(alphabet(&words, options.character_coverage));
-    let minimum = model_file::RESERVED + characters.len();
-    if options.vocab_size < minimum {
-        return Err(too_small(options, minimum));
-    }
-    let words = of_known(words, &characters);
+    let (words, characters) = marked(documents, options, watch)?;
     let mut sorted = characters.clone();
     sorted.sort_unstable();
     let mut vocabulary = Vocabulary::new(sorted.iter().map(char::to_string));
@@ -141,14 +135,6 @@ where
     let merged = vocabulary.texts.split_off(characters.len()).into_iter();
     let pieces = merged.chain(characters.iter().map(char::to_string));
     Ok(pieces.enumerate().map(|(rank, piece)| (piece, -(rank as f32))).collect())
-}
-
-/// The characters with the mark of a space, which decoding needs.
-pub(super) fn with_space(mut characters: Vec<char>) -> Vec<char> {
-    if !characters.contains(&SPACE) {
-        characters.push(SPACE);
-    }
-    characters
 }
 
 fn spelled(words: &Counts, vocabulary: &Vocabulary) -> Result<Vec<(Vec<u32>, u64)>> {

@@ -9,10 +9,9 @@ use std::collections::HashMap;
 use rayon::prelude::*;
 use serde_json::json;
 
-use super::super::trie::ByteTrie;
-use super::characters::{Counts, alphabet, count, marked_words, of_known};
-use super::symbols::with_space;
-use super::{TrainingOptions, model_file, too_small};
+use super::super::{bpe::added_tokens, trie::ByteTrie};
+use super::characters::{Counts, marked};
+use super::{TrainingOptions, model_file};
 use crate::error::Result;
 use crate::watch::{Task, Watch};
 
@@ -39,13 +38,8 @@ pub(super) fn train<I>(
 where
     I: IntoIterator<Item = Result<String>>,
 {
-    let words = count(documents, marked_words, watch)?;
-    let characters = with_space(alphabet(&words, options.character_coverage));
-    let minimum = model_file::RESERVED + characters.len();
-    if options.vocab_size < minimum {
-        return Err(too_small(options, minimum));
-    }
-    let words: Vec<(String, u64)> = of_known(words, &characters).into_iter().collect();
+    let (words, characters) = marked(documents, options, watch)?;
+    let words: Vec<(String, u64)> = words.into_iter().collect();
     let size = options.vocab_size - model_file::RESERVED;
     let mut model = Model::seeds(&words, &characters);
     // As SentencePiece, a tenth more pieces remain until the last ones are chosen by their probabilities.
@@ -274,12 +268,6 @@ pub(super) fn json(pieces: &[(String, f32)]) -> String {
         .chain(pieces.iter().map(|(piece, score)| (piece.clone(), f64::from(*score))))
         .map(|(piece, score)| json!([piece, score]))
         .collect();
-    let added = special.iter().enumerate().map(|(id, token)| {
-        json!({
-            "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-            "special": true,
-        })
-    });
     // As SentencePiece, a mark is added even before a space. Words begin with marks.
     let normalizer = json!({"type": "Sequence", "normalizers": [
         {"type": "Prepend", "prepend": "\u{2581}"},
@@ -292,7 +280,7 @@ pub(super) fn json(pieces: &[(String, f32)]) -> String {
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": added.collect::<Vec<_>>(),
+        "added_tokens": added_tokens(&special),
         "normalizer": normalizer,
         "pre_tokenizer": words,
         "post_processor": null,

@@ -7,6 +7,7 @@ use tokenizers::{
     NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
 };
 
+use super::super::bpe::added_tokens;
 use super::characters::{alphabet, count, of_known};
 use super::symbols::{Vocabulary, learn};
 use super::{TrainingOptions, no_text, too_small};
@@ -72,19 +73,13 @@ fn symbols(word: &str) -> impl Iterator<Item = String> + '_ {
 fn file(tokens: &[String], lowercase: bool) -> String {
     let vocabulary: Map<String, Value> =
         tokens.iter().enumerate().map(|(id, token)| (token.clone(), json!(id))).collect();
-    let added = SPECIAL.iter().enumerate().map(|(id, token)| {
-        json!({
-            "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-            "special": true,
-        })
-    });
     let one = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
     let special = |name: &str, id: usize| json!({"id": name, "ids": [id], "tokens": [name]});
     let tokenizer = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": added.collect::<Vec<_>>(),
+        "added_tokens": added_tokens(&SPECIAL),
         "normalizer": {
             "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
             "lowercase": lowercase,

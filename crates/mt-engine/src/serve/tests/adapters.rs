@@ -95,14 +95,22 @@ fn assert_near(name: &str, made: &[f32], expected: &[f32]) {
     }
 }
 
+/// Answers to prompts by the adapter's name.
+fn goldens() -> BTreeMap<String, Vec<Value>> {
+    serde_json::from_str(include_str!("../../../tests/goldens/adapters.json")).unwrap()
+}
+
+fn prompt_and_answer(golden: &Value) -> [Vec<u32>; 2] {
+    ["prompt", "answer"].map(|name| rows(&json!([golden[name]])).remove(0))
+}
+
 fn name_in_requests(name: &str) -> Option<&str> {
     Some(name).filter(|name| *name != "base")
 }
 
 #[test]
 fn answers_in_one_batch_are_those_of_peft() {
-    let goldens: BTreeMap<String, Vec<Value>> =
-        serde_json::from_str(include_str!("../../../tests/goldens/adapters.json")).unwrap();
+    let goldens = goldens();
     assert_eq!(goldens.len(), 1 + NAMES.len());
     // A large cache, and one in which answers are put back.
     for num_pages in [200, 18] {
@@ -113,8 +121,7 @@ fn answers_in_one_batch_are_those_of_peft() {
             for number in 0..goldens["base"].len() {
                 for (name, golden) in &goldens {
                     let golden = &golden[number];
-                    let prompt = rows(&json!([golden["prompt"]])).remove(0);
-                    let expected = rows(&json!([golden["answer"]])).remove(0);
+                    let [prompt, expected] = prompt_and_answer(golden);
                     let make = if round < 2 { scored } else { request };
                     let answers =
                         handle.submit(make(&prompt, expected.len(), name_in_requests(name))).unwrap();
@@ -140,8 +147,7 @@ fn answers_in_one_batch_are_those_of_peft() {
 /// merged, in rows that are split over several axes beside split heads.
 #[test]
 fn answers_of_eight_devices_are_those_of_peft_and_of_merged_weights() {
-    let goldens: BTreeMap<String, Vec<Value>> =
-        serde_json::from_str(include_str!("../../../tests/goldens/adapters.json")).unwrap();
+    let goldens = goldens();
     let merged: BTreeMap<&str, EngineHandle> = NAMES
         .into_iter()
         .map(|name| {
@@ -161,8 +167,7 @@ fn answers_of_eight_devices_are_those_of_peft_and_of_merged_weights() {
         for number in 0..goldens["base"].len() {
             for (name, golden) in &goldens {
                 let golden = &golden[number];
-                let prompt = rows(&json!([golden["prompt"]])).remove(0);
-                let expected = rows(&json!([golden["answer"]])).remove(0);
+                let [prompt, expected] = prompt_and_answer(golden);
                 let answers = handle.submit(scored(&prompt, expected.len(), name_in_requests(name))).unwrap();
                 open.push((name, prompt, answers, expected, &golden["log_probabilities"]));
             }
@@ -185,8 +190,7 @@ fn answers_of_eight_devices_are_those_of_peft_and_of_merged_weights() {
 /// Rows with adapters verify the drafts of texts, and those of the base, which drafts for all rows.
 #[test]
 fn drafts_change_no_answer() {
-    let goldens: BTreeMap<String, Vec<Value>> =
-        serde_json::from_str(include_str!("../../../tests/goldens/adapters.json")).unwrap();
+    let goldens = goldens();
     let of_texts = |_: &LoadedModel| {
         let method = SpeculationMethod::NGrams { shortest: 1, longest: 3 };
         Some(Speculation { num_tokens: 3, method })

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use base64::{Engine, prelude::BASE64_STANDARD};
+
 use super::{
     Core,
     module::{Computation, Instruction, Module, numbers, without_index},
@@ -292,34 +294,10 @@ impl Instruction {
 
 /// The steps of the grid of a kernel, from the text of its MLIR module in base64.
 pub(super) fn grid_of(body: &str) -> Option<u64> {
-    let text = String::from_utf8_lossy(&decoded(body)?).into_owned();
+    let text = String::from_utf8_lossy(&BASE64_STANDARD.decode(body).ok()?).into_owned();
     let key = "iteration_bounds = array<i64:";
     let rest = &text[text.find(key)? + key.len()..];
     Some(numbers(&rest[..rest.find('>')?]).product())
-}
-
-/// The bytes of a text in base64.
-fn decoded(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut bits, mut count) = (0_u32, 0);
-    for letter in text.trim_end_matches('=').bytes() {
-        let value = match letter {
-            b'A'..=b'Z' => letter - b'A',
-            b'a'..=b'z' => letter - b'a' + 26,
-            b'0'..=b'9' => letter - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(value);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            bytes.push((bits >> count) as u8);
-            bits &= (1 << count) - 1;
-        }
-    }
-    Some(bytes)
 }
 
 /// The properties on which the code of an operation depends.
