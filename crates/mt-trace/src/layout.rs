@@ -152,26 +152,38 @@ impl<'t> Tensor<'t> {
         let position = self.position(along);
         let mut axes = self.axes().to_vec();
         axes[position].size = size;
-        let starts = self.start_indices(position, start);
+        let starts = self.start_indices(&[(position, start)]);
         self.apply_one(Op::DynamicSlice { sizes: sizes(&axes) }, &starts, &axes)
     }
 
     /// The tensor with `update` written along an axis from `start`, an `i32` scalar, which is clamped so that it fits.
     #[track_caller]
     pub fn dynamic_update(self, along: &'static str, start: Self, update: Self) -> Self {
-        let position = self.position(along);
+        self.dynamic_update_at([(along, start)], update)
+    }
+
+    /// As [`Self::dynamic_update`], along several axes. The update has size 1 along those that it lacks.
+    #[track_caller]
+    pub fn dynamic_update_at<const N: usize>(self, starts: [(&'static str, Self); N], update: Self) -> Self {
         let mut expected = self.axes().to_vec();
-        expected[position].size = update.axis(along).size;
+        for (along, _) in starts {
+            let position = self.position(along);
+            expected[position].size = update.axes().iter().find(|own| own.name == along).map_or(1, |own| own.size);
+        }
         let update = update.broadcast(&expected);
-        let operands = [&[update], self.start_indices(position, start).as_slice()].concat();
+        let starts = starts.map(|(along, start)| (self.position(along), start));
+        let operands = [&[update], self.start_indices(&starts).as_slice()].concat();
         self.apply_one(Op::DynamicUpdateSlice, &operands, &self.axes())
     }
 
     #[track_caller]
-    fn start_indices(self, position: usize, start: Self) -> Vec<Self> {
+    fn start_indices(self, starts: &[(usize, Self)]) -> Vec<Self> {
         let ty = TensorType::scalar(mt_shape::DType::I32);
         let zero = Op::Constant(Literal::Splat { ty, value: Scalar::Int(0) });
-        let zero = self.trace.emit(zero, &[], start.region(), &[&[]])[0];
-        (0..self.axes().len()).map(|dimension| if dimension == position { start } else { zero }).collect()
+        let zero = self.trace.emit(zero, &[], starts[0].1.region(), &[&[]])[0];
+        let start = |dimension| {
+            starts.iter().find(|(position, _)| *position == dimension).map_or(zero, |(_, start)| *start)
+        };
+        (0..self.axes().len()).map(start).collect()
     }
 }

@@ -502,10 +502,8 @@ impl ServePrograms {
             let slot = slots.squeeze(WRITTEN);
             let page_size = pool.axis(KV_POSITION).size as f64;
             let page = slot / page_size;
-            let old = pool.dynamic_slice(PAGE, page, 1);
-            let value = written.rename(WRITTEN, KV_POSITION);
-            let new = old.dynamic_update(KV_POSITION, slot - page * page_size, value);
-            return pool.dynamic_update(PAGE, page, new);
+            let starts = [(PAGE, page), (KV_POSITION, slot - page * page_size)];
+            return pool.dynamic_update_at(starts, written.rename(WRITTEN, KV_POSITION));
         }
         let page_size = self.sizes.page_size as f64;
         let page = slots / page_size;
