@@ -13,7 +13,9 @@ RATE = "trained tokens/s"
 
 def machine(python):
     names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
-    code = f"from importlib.metadata import version\nfor name in {PACKAGES}: print(name, version(name))"
+    code = f"""from importlib.metadata import packages_distributions, version
+installed = {{one for names in packages_distributions().values() for one in names}}
+for name in {PACKAGES}: print(name, version(name) if {{name, name.replace("_", "-")}} & installed else "none")"""
     versions = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout
     return {
         "processor": names[0] if names else platform.processor(),

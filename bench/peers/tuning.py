@@ -70,7 +70,7 @@ def keys(kind, files):
     }
     match kind:
         case "sft" | "lora":
-            common |= {"use_sft": "true", "packing": "true", "grain_packing_type": "first_fit"}
+            common |= {"use_sft": "true", "packing": "true", "grain_packing_type": "best_fit"}
         case "dpo":
             common |= {"use_dpo": "true", "dpo.dpo_beta": BETA, "packing": "false"}
     if kind == "lora":
