@@ -168,7 +168,8 @@ impl<'t> Tensor<'t> {
         let mut expected = self.axes().to_vec();
         for (along, _) in starts {
             let position = self.position(along);
-            expected[position].size = update.axes().iter().find(|own| own.name == along).map_or(1, |own| own.size);
+            expected[position].size =
+                update.axes().iter().find(|own| own.name == along).map_or(1, |own| own.size);
         }
         let update = update.broadcast(&expected);
         let starts = starts.map(|(along, start)| (self.position(along), start));
