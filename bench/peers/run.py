@@ -150,14 +150,15 @@ class Choices:
 
 
     def seconds(self, contestant, kind, dtype, variant):
-        """The least time of a step or of a token, or the times of a cold start and a warm start after it."""
+        """The least time of a step or of a token, the mean time of a trained token, or the times of two starts, cold and warm."""
         if kind == "start":
             with tempfile.TemporaryDirectory(prefix="maxtext-peers-") as empty:
                 job = Job("train", dtype, 1, False, Path(empty))
                 return sum(self.arena.run(contestant.name, job, variant).first_step for _ in range(2))
         job = Job(kind, dtype, 2 if kind == "decode" else 4, False, self.caches)
         if kind in tuning.MODELS:
-            return min(1 / rate for rate in self.arena.run(contestant.name, job, variant).rates[1:])
+            outcome = self.arena.run(contestant.name, job, variant)
+            return 1 / table.rate(outcome.rates[1:], outcome.seconds[1:])
         return min(self.arena.run(contestant.name, job, variant).seconds[1:])
 
 

@@ -42,6 +42,11 @@ def ratios(runs, row, value, peer):
             yield found["ours"] / found[peer]
 
 
+def rate(rates, seconds):
+    """The rate of steps together, from the rate and the seconds of each."""
+    return sum(one * time for one, time in zip(rates, seconds, strict=True)) / sum(seconds)
+
+
 def rows(warming):
     def steps(run):
         return run["seconds"][warming:]
@@ -53,7 +58,8 @@ def rows(warming):
         return [run["first_step"]]
 
     def rates(run):
-        return run["rates"][warming:]
+        # Batches differ in their numbers of tokens.
+        return [rate(run["rates"][warming:], run["seconds"][warming:])]
 
     def peak(run):
         return [run["peak_bytes"] / 1e9]
