@@ -29,7 +29,7 @@ pub enum ModelError {
     )]
     GptOssActivations,
     #[error(
-        "`num_kv_shared_layers` is set, but layers that take keys and values from others cannot be scanned\nhint: set `scan_layers=false`, or leave out `num_kv_shared_layers`"
+        "the model has layers that take keys and values from others (`num_kv_shared_layers`), which cannot be scanned\nhint: set `scan_layers=false`"
     )]
     SharedLayersScanned,
     #[error(
@@ -60,7 +60,7 @@ pub enum ModelError {
     )]
     NothingToShare { layer: usize },
     #[error(
-        "cannot read `{path}`: {reason}\nhint: name the directory of a model that Hugging Face's library wrote"
+        "cannot read `{path}`: {reason}\nhint: name the directory of a model that Hugging Face's library wrote, or a model of the hub as `hf://owner/name`"
     )]
     Unreadable { path: PathBuf, reason: String },
     #[error("`{path}` is of the model type `{model_type}`, which is not built yet\nhint: what works is {}", built.join(", "))]
@@ -69,7 +69,9 @@ pub enum ModelError {
     WrongValue { path: PathBuf, key: String, value: String, expected: String },
     #[error("`{path}` has no `{key}`\nhint: the file is damaged, or of another version of its model type")]
     MissingValue { path: PathBuf, key: String },
-    #[error("`{key}` of `{path}` is `{value}`, but {feature} is not built yet")]
+    #[error(
+        "`{key}` of `{path}` is `{value}`, which is not built yet: {feature}\nhint: docs/hugging-face.md lists the models that can be read"
+    )]
     NotBuilt { path: PathBuf, key: String, value: String, feature: String },
     #[error("`{key}` of `{path}` is {problem}\nhint: {hint}")]
     Quantization { path: PathBuf, key: String, problem: String, hint: String },

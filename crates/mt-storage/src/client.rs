@@ -41,9 +41,15 @@ pub(crate) struct Client {
 
 static IS_DISCONNECTED: AtomicBool = AtomicBool::new(false);
 
-/// Makes all later requests of this process to stores fail at once, for programs that check values without a network.
+/// Makes all later requests of this process to stores fail at once, and the hub's cache answer for the hub, for programs
+/// that check values without a network.
 pub fn disconnect() {
     IS_DISCONNECTED.store(true, Ordering::Relaxed);
+}
+
+/// Whether this process makes no requests; see [`disconnect`].
+pub fn is_disconnected() -> bool {
+    IS_DISCONNECTED.load(Ordering::Relaxed)
 }
 
 /// The client of a path's bucket, and the location in it.
@@ -52,7 +58,7 @@ pub fn disconnect() {
 /// The path or an environment variable is wrong, or the process is disconnected.
 pub(crate) fn of(path: &Path) -> io::Result<(Client, Location)> {
     let location = Location::of(path)?;
-    if IS_DISCONNECTED.load(Ordering::Relaxed) {
+    if is_disconnected() {
         return Err(StorageError::failed(io::ErrorKind::NotConnected, "this process is disconnected", ""));
     }
     static CLIENTS: OnceLock<Mutex<HashMap<(Scheme, String), Client>>> = OnceLock::new();

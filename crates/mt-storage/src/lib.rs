@@ -24,7 +24,7 @@ mod read;
 mod write;
 
 pub use cache::{Direction, Download, Progress, cache_directory, local, set_progress};
-pub use client::disconnect;
+pub use client::{disconnect, is_disconnected};
 pub use error::{StorageError, is_user_error};
 pub use inputs::{complete, input, is_incomplete, origin, run_of};
 pub use lease::{Lease, Owner};

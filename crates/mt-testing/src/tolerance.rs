@@ -66,11 +66,13 @@ pub fn relative_error(actual: &(impl Values + ?Sized), expected: &(impl Values +
     norm(&difference) / norm(&expected).max(1e-30)
 }
 
-/// The largest absolute difference of two elements.
+/// The largest absolute difference of two elements; NaN if one is NaN.
 #[track_caller]
 pub fn largest_difference(actual: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(actual.len(), expected.len());
-    actual.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    // `f64::max` would leave out NaN.
+    let larger = |largest: f64, one: f64| if one.is_nan() || one > largest { one } else { largest };
+    actual.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, larger)
 }
 
 /// The largest absolute difference, divided by the standard deviation of the expected values.
@@ -119,6 +121,7 @@ mod tests {
     fn errors_are_relative_to_the_expected_values() {
         assert_eq!(relative_error(&[3.0, 5.0][..], &[3.0, 4.0][..]), 0.2);
         assert_eq!(largest_difference(&[1.0, -2.0], &[1.5, -2.25]), 0.5);
+        assert!(largest_difference(&[1.0, f64::NAN, 2.0], &[1.0, 1.0, 1.0]).is_nan());
         assert_eq!(largest(&[1.0, -3.0, f64::INFINITY, f64::NAN]), 3.0);
         assert_within("special", &[f64::NAN, f64::INFINITY][..], &[f64::NAN, f64::INFINITY][..], 0.0);
         let is_nan_caught =

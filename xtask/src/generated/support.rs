@@ -33,7 +33,6 @@ const ROWS: &[(&str, &str)] = &[
 /// Choices that are accepted although their names promise more than works or is tested: a row, a name in it, and the
 /// remark after the name.
 const QUALIFIED: &[(&str, &str, &str)] = &[
-    ("dataset_type", "hf", "local files; no datasets of the hub"),
     ("hardware", "gpu", "compiled for, never run"),
     ("hardware", "tpu", "compiled for, never run"),
     (PARALLELISM, "expert", "gathers tokens; no all-to-all"),

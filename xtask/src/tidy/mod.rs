@@ -19,7 +19,7 @@ use crate::repository::Repository;
 /// Something to fix.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// The problem and its remedy.
+    /// The file, relative to the repository.
     pub path: String,
     /// Line, counted from one.
     pub line: usize,

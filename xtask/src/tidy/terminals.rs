@@ -10,8 +10,18 @@ const PROGRAMS: &[&str] = &["crates/mt-cli/", "xtask/"];
 const OUTSIDE: &[&str] = &["/examples/", "/tests/", "/benches/", "/build.rs"];
 
 /// Uses of a terminal.
-const USES: &[&str] =
-    &["print!", "println!", "eprint!", "eprintln!", "is_terminal", "io::stdout", "io::stderr", "IsTerminal"];
+const USES: &[&str] = &[
+    "print!",
+    "println!",
+    "eprint!",
+    "eprintln!",
+    "is_terminal",
+    "io::stdout",
+    "io::stderr",
+    "stdout()",
+    "stderr()",
+    "IsTerminal",
+];
 
 pub(super) fn check(repository: &Repository) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{
     arguments::{Logits, check_option},
-    commands::{over_run, report_loaded, resolve, say_installation, warn},
+    commands::{largest, over_run, report_loaded, resolve, say_installation, warn},
     failure::{Failure, print},
     numpy,
 };
@@ -180,11 +180,13 @@ impl Comparison {
         let (ours, golden) = (of(&ours), of(&golden));
         let mean = golden.iter().sum::<f64>() / golden.len() as f64;
         let variance = golden.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / golden.len() as f64;
-        let max_absolute = ours.iter().zip(&golden).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let max_absolute = largest(ours.iter().zip(&golden).map(|(a, b)| (a - b).abs()));
         let (mut divergences, mut top_1, mut top_5) = (Vec::new(), 0.0, 0.0);
         for (ours, golden) in ours.chunks(vocab).zip(golden.chunks(vocab)) {
             let (p, q) = (log_softmax(golden), log_softmax(ours));
-            divergences.push(p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>().max(0.0));
+            let divergence = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
+            // Rounding can make it negative.
+            divergences.push(if divergence < 0.0 { 0.0 } else { divergence });
             let (best, wanted) = (likeliest(ours, 5), likeliest(golden, 5));
             top_1 += f64::from(u8::from(best[0] == wanted[0]));
             let shared = wanted.iter().filter(|token| best.contains(token)).count();
@@ -196,7 +198,7 @@ impl Comparison {
             max_absolute,
             max_in_deviations: max_absolute / variance.sqrt().max(f64::MIN_POSITIVE),
             mean_divergence: divergences.iter().sum::<f64>() / count,
-            max_divergence: divergences.iter().copied().fold(0.0, f64::max),
+            max_divergence: largest(divergences.iter().copied()),
             top_1: top_1 / count,
             top_5: top_5 / count,
         }

@@ -146,6 +146,12 @@ fn say_installation(installation: &Installation) {
     say!("{installation}");
 }
 
+/// The largest value, at least 0; NaN if one is NaN.
+fn largest(values: impl Iterator<Item = f64>) -> f64 {
+    // `f64::max` would leave out NaN.
+    values.fold(0.0, |largest, value| if value.is_nan() || value > largest { value } else { largest })
+}
+
 fn print_notes(notes: Vec<String>) {
     for note in notes {
         say!("warning: {note}");

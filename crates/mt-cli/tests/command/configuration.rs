@@ -32,6 +32,18 @@ fn configurations_are_shown() {
 }
 
 #[test]
+fn weights_describe_their_model() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../mt-models/tests/goldens/families/llama_six_on_two");
+    let weights = format!("hf_model_path={model}");
+    let config: Value = serde_json::from_slice(&fs::read(format!("{model}/config.json")).unwrap()).unwrap();
+    let shown = json_of(&["config", "show", "--json", "dataset_type=hf", &weights]);
+    assert_eq!(
+        (&shown["base_emb_dim"], &shown["base_num_decoder_layers"]),
+        (&config["hidden_size"], &config["num_hidden_layers"])
+    );
+}
+
+#[test]
 fn environment_and_secrets() {
     let environment = [("M_STEPS", "7"), ("M_HF_ACCESS_TOKEN", "hf_verysecret")];
     let outcome = maxtext_in(&std::env::temp_dir(), &["config", "show", "--origins"], &environment);

@@ -99,6 +99,23 @@ fn files_that_do_not_fit() {
 }
 
 #[test]
+fn metrics_that_cannot_be_written() {
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path("afile"), "text").unwrap();
+    fs::create_dir(sandbox.path("directory")).unwrap();
+    for (file, problem) in [
+        ("afile", "has lines already"),
+        ("afile/x.jsonl", "is a file"),
+        ("directory", "is a directory"),
+        ("/proc/x/y", "cannot be written to"),
+    ] {
+        let key = format!("metrics_file={file}");
+        sandbox.train("unwritten", &[&key, "steps=1"]).refused(&["`metrics_file` is", problem, "hint: "]);
+        assert!(!sandbox.path("runs/unwritten").exists(), "{file}");
+    }
+}
+
+#[test]
 fn checkpoints_of_another_shape() {
     let sandbox = Sandbox::new();
     sandbox.train("base", &["steps=6", "eval_interval=-1"]).succeeded();

@@ -233,6 +233,7 @@ pub(crate) fn read<T: FromValue>(config: &Config, name: &str, problems: &mut Vec
     let value = if entry.key.asks(&entry.value) { &entry.value } else { &default };
     let copy = match matters.then(|| copy_of_input(name, value)).flatten().transpose() {
         Ok(copy) => copy,
+        Err(_) if mt_storage::is_disconnected() => None,
         Err(error) => {
             let text = error.to_string();
             let (reason, hint) = text.split_once("\nhint: ").unwrap_or((text.as_str(), "check the path"));

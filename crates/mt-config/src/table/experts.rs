@@ -6,6 +6,21 @@ use crate::{
     key::{Key, Literal},
 };
 
+/// The families whose layers have experts.
+const WITH_EXPERTS: &[&str] = &[
+    "mixtral",
+    "qwen3_moe",
+    "qwen3_custom_moe",
+    "gpt_oss",
+    "deepseek",
+    "deepseek4",
+    "llama4",
+    "gemma4",
+    "envy",
+    "qwen3_next",
+    "qwen3_5",
+];
+
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
         name: "MoEGeneral",
@@ -57,7 +72,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  not apply.",
             )
             .at_least(-1.0)
-            .only_with("num_experts", &[])
+            // Such families have an expert even with `num_experts=1`.
+            .only_with("decoder_block", WITH_EXPERTS)
             .acts_on("experts"),
             Key::optional_integer(
                 "padded_base_moe_mlp_dim",

@@ -157,8 +157,8 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "auto",
                 "Form of the weights in which gradients are clipped, weights decay and the optimizer \
                  updates: the form of MaxText's checkpoints, or that of published models. `auto` selects \
-                 `published` for a run that starts from published weights, and `maxtext` otherwise. A \
-                 resumed run keeps its space.",
+                 `published` for a run that starts from published weights, the space of the run whose \
+                 weights or state it starts from, and `maxtext` otherwise. A resumed run keeps its space.",
             )
             .acts_on("optimizer")
             .own(),

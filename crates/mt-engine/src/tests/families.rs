@@ -6,7 +6,7 @@ use mt_config::{Config, LoadConfig, ModelDescription, Request as ConfigRequest};
 use mt_models::hugging_face::{description_path, settings_of};
 use mt_runtime::{Array, CompileSettings};
 use mt_shape::HostArray;
-use mt_testing::Golden;
+use mt_testing::{Golden, largest_error};
 use serde_json::Value;
 
 use crate::{
@@ -139,9 +139,7 @@ fn check_logits_of_sources(loaded: &LoadedModel, golden: &Golden) {
     let difference = |made: &HostArray, expected: &HostArray| {
         assert_eq!(made.dims(), expected.dims());
         let (made, expected) = (made.to_f64(), expected.to_f64());
-        let mean = expected.iter().sum::<f64>() / expected.len() as f64;
-        let variance = expected.iter().map(|one| (one - mean).powi(2)).sum::<f64>() / expected.len() as f64;
-        made.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max) / variance.sqrt()
+        largest_error(&made, &expected)
     };
     assert!(difference(&made.logits, &expected) <= 1e-4);
     let intermediate = |name: &str| &made.intermediates.iter().find(|(known, _)| known == name).unwrap().1;

@@ -50,7 +50,7 @@ pub use parameters::{Parameter, Place};
 pub use parts::*;
 pub use residual::{HyperConnectionConfig, LayerConnections, ResidualConnection, StreamEnd};
 pub use score::ScoreConfig;
-pub use segments::{LayerRun, SegmentConfig, SegmentForm, StoredRun};
+pub use segments::{LayerNames, LayerRun, SegmentConfig, SegmentForm};
 pub use stack::{Layers, Segment};
 
 pub use prediction::{PredictionModule, StreamPrediction};
@@ -538,7 +538,11 @@ impl Storage for Decoder {
     }
 
     fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
-        hugging_face::file_tensors(self)
+        hugging_face::file_tensors(self, false)
+    }
+
+    fn alternative_file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
+        hugging_face::file_tensors(self, true)
     }
 
     fn other_names(&self, name: &str) -> Vec<String> {

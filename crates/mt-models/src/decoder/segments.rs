@@ -16,12 +16,12 @@ pub struct LayerRun {
     /// The number of layers after which their kinds repeat. Whole cycles are scanned; the remainder is unrolled.
     pub cycle: usize,
     /// The names of the run's segments in MaxText's checkpoints.
-    pub stored: StoredRun,
+    pub stored: LayerNames,
 }
 
 /// MaxText's names for the layers of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredRun {
+pub struct LayerNames {
     /// The name of scanned cycles.
     pub cycles: Cow<'static, str>,
     /// The name of the run's only layer if the stack is scanned, for layers that are never scanned.
@@ -36,7 +36,7 @@ pub struct StoredRun {
     pub counted_from: usize,
 }
 
-impl StoredRun {
+impl LayerNames {
     /// `layers`, or `layers_3` if unrolled. In longer cycles `layers.layers_2`, and `layers_remainder.layers_0` after
     /// the cycles.
     pub const LAYERS: Self = Self {
@@ -144,7 +144,7 @@ impl DecoderConfig {
 
     /// Makes the stack one run, whose layers repeat after `cycle` layers.
     pub fn set_cycle(&mut self, cycle: usize) {
-        self.runs = vec![LayerRun { name: "".into(), first: 0, cycle, stored: StoredRun::LAYERS }];
+        self.runs = vec![LayerRun { name: "".into(), first: 0, cycle, stored: LayerNames::LAYERS }];
     }
 
     /// The key of an unrolled layer, or of stacked layers, in MaxText's checkpoints. It is empty for parameters outside
@@ -183,7 +183,7 @@ impl DecoderConfig {
                         name: format!("{}_engram_{first}", names.0).into(),
                         first,
                         cycle: 2,
-                        stored: StoredRun { single: Some(format!("{}_engram_{first}", names.1)), ..stored },
+                        stored: LayerNames { single: Some(format!("{}_engram_{first}", names.1)), ..stored },
                     });
                     first += 1;
                 } else {
@@ -192,7 +192,7 @@ impl DecoderConfig {
                         name: format!("{}_{first}", names.0).into(),
                         first,
                         cycle: run.cycle,
-                        stored: StoredRun { cycles: format!("{}_{first}_{last}", names.1).into(), ..stored },
+                        stored: LayerNames { cycles: format!("{}_{first}_{last}", names.1).into(), ..stored },
                     });
                     first = next;
                 }
@@ -248,7 +248,7 @@ mod tests {
             name: names[number].into(),
             first: *first,
             cycle: *cycle,
-            stored: StoredRun::LAYERS,
+            stored: LayerNames::LAYERS,
         };
         config.runs = runs.iter().enumerate().map(run).collect();
         let shown = |segment: &SegmentConfig| {

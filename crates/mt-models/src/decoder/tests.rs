@@ -18,7 +18,7 @@ use mt_shape::{Axis, DType, HostArray, LogicalAxis, Path, axis};
 use mt_trace::{Inputs, ProgramOptions, SavePolicy, Tensor, program};
 
 use super::{
-    Decoder, LayerRun, StoredRun,
+    Decoder, LayerNames, LayerRun,
     parts::probe::{DecayConfig, SHARES, ShiftConfig},
 };
 use crate::{
@@ -66,7 +66,7 @@ fn mixed(scan_layers: bool, remat: Option<SavePolicy>) -> Decoder {
         name: std::borrow::Cow::Borrowed(name),
         first,
         cycle: 1,
-        stored: StoredRun::LAYERS,
+        stored: LayerNames::LAYERS,
     };
     config.runs = vec![run("", 0), run("recurrent", 4)];
     (config.scan_layers, config.remat) = (scan_layers, remat);

@@ -207,6 +207,21 @@ const SHARED: &[Field] = &[
         Some(model.group.latent.qk_rope_head_dim.into())
     })
     .or(Otherwise::Integer(64)),
+    Field::with(
+        &["qk_head_dim"],
+        |config, _| {
+            let of = |key, otherwise| Ok(config.integer_or(key, otherwise)?.unwrap_or(otherwise));
+            let sum = of("qk_nope_head_dim", 128)? + of("qk_rope_head_dim", 64)?;
+            match config.integer("qk_head_dim")?.is_none_or(|width| width == sum) {
+                true => Ok(()),
+                false => Err(config.unsupported(
+                    "qk_head_dim",
+                    "heads wider than `qk_nope_head_dim` and `qk_rope_head_dim`",
+                )),
+            }
+        },
+        |_| None,
+    ),
     Field::new("v_head_dim", "v_head_dim", Kind::Integer, |model| Some(model.group.latent.v_head_dim.into()))
         .or(Otherwise::Integer(128)),
     Field::with(rope::KEYS, read_rope, |model| {

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     ModelError,
     decoder::{
-        CompressedAttentionConfig, DecoderConfig, ExpertsConfig, LayerConfig, LayerRun, StoredRun, StreamEnd,
+        CompressedAttentionConfig, DecoderConfig, ExpertsConfig, LayerConfig, LayerNames, LayerRun, StreamEnd,
     },
     hugging_face::{
         Described, Field, HuggingFaceConfig, Settings,
@@ -96,7 +96,7 @@ fn runs(layers: &[LayerConfig], num_hashed: usize) -> Vec<LayerRun> {
         name: name.into(),
         first,
         cycle,
-        stored: StoredRun { cycles: cycles.into(), ..StoredRun::LAYERS },
+        stored: LayerNames { cycles: cycles.into(), ..LayerNames::LAYERS },
     };
     // A cycle that is longer than its run is not scanned.
     let unscanned = run("first", 0, others + 1, "layers");

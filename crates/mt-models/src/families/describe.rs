@@ -23,8 +23,8 @@ use crate::{
     ModelError,
     decoder::{
         AttentionConfig, DecoderConfig, EmbeddingConfig, ExpertPlacement, ExpertsConfig, HeadConfig,
-        HyperConnectionConfig, LayerConfig, LayerNorms, LayerRun, MlpConfig, NormKind, Positions,
-        QueryKeyNorm, ResidualConnection, ScoreConfig, SharedExperts, StoredRun, StreamEnd, Values,
+        HyperConnectionConfig, LayerConfig, LayerNames, LayerNorms, LayerRun, MlpConfig, NormKind, Positions,
+        QueryKeyNorm, ResidualConnection, ScoreConfig, SharedExperts, StreamEnd, Values,
     },
 };
 
@@ -50,7 +50,7 @@ pub(super) fn decoder(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         embed,
         vocab: axis(axes::VOCAB, group.vocab_size),
         layers: vec![layer; group.num_decoder_layers()],
-        runs: vec![LayerRun { name: "".into(), first: 0, cycle: 1, stored: StoredRun::LAYERS }],
+        runs: vec![LayerRun { name: "".into(), first: 0, cycle: 1, stored: LayerNames::LAYERS }],
         norm: norm(group, 0.0),
         stores_norm_offset: true,
         final_norm: Some(NormKind::RootMeanSquare),
@@ -145,7 +145,7 @@ pub(super) fn dense_then_experts(group: &ModelGroup, config: &mut DecoderConfig,
         name: name.into(),
         first,
         cycle,
-        stored: StoredRun::named(stored, first),
+        stored: LayerNames::named(stored, first),
     };
     let runs = [run("dense", 0, "dense_layers"), run("moe", num_dense, "moe_layers")];
     config.runs = match num_dense {

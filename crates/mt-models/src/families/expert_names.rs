@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     ForwardPass, Storage,
-    decoder::{Decoder, LayerRun, StoredRun},
+    decoder::{Decoder, LayerNames, LayerRun},
     hugging_face::{Weights, write_weights},
     storage::state::converted,
 };
@@ -124,7 +124,7 @@ fn decoder(family: &'static Family, scan_layers: bool) -> Decoder {
         name: std::borrow::Cow::Borrowed(name),
         first,
         cycle: 1,
-        stored: StoredRun::named(stored, first),
+        stored: LayerNames::named(stored, first),
     };
     config.runs = vec![run("dense", "dense_layers", 0), run("moe", "moe_layers", 1)];
     config.scan_layers = scan_layers;

@@ -32,6 +32,8 @@ pub struct TensorName {
     pub stack: Option<LayerStack>,
     /// The models whose files have this name, if other models have another.
     pub when: Option<fn(&DecoderConfig) -> bool>,
+    /// Whether files that are read may have this tensor in place of the other ones of its role, which are written.
+    pub is_alternative: bool,
 }
 
 /// A stack of an encoder–decoder model.
@@ -134,6 +136,7 @@ impl TensorName {
             copied_in: None,
             stack: None,
             when: None,
+            is_alternative: false,
         }
     }
 
@@ -161,6 +164,11 @@ impl TensorName {
     /// The name in the files of models for which `holds` holds.
     pub(crate) const fn when(self, holds: fn(&DecoderConfig) -> bool) -> Self {
         Self { when: Some(holds), ..self }
+    }
+
+    /// A tensor that files may have in place of the other ones of its role.
+    pub(crate) const fn alternative(self) -> Self {
+        Self { is_alternative: true, ..self }
     }
 
     /// The layer from which `{layer}` counts, if the files of the model have this name for these layers.

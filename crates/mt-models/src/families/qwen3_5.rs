@@ -4,7 +4,7 @@ use mt_config::DecoderBlock;
 
 use super::{
     Along, Family, FusedOrder, HuggingFaceFamily, MaxTextLayers, ModelType,
-    names::{self, TensorName, matrix},
+    names::{self, TensorName, each_expert, matrix},
     qwen_hybrid::{
         DELTA, LAYERS, MAXTEXT_NAMES, MOE_WIDTHS, SHARED, describe, ignores, is_dense, set_num_experts,
     },
@@ -92,6 +92,10 @@ const EXPERTS: &[TensorName] = &[
     names::of_transposed_experts("experts.wi_0", GATE_UP).fused(Along::Rows, 0, FusedOrder::Concatenated),
     names::of_transposed_experts("experts.wi_1", GATE_UP).fused(Along::Rows, 1, FusedOrder::Concatenated),
     names::of_transposed_experts("experts.wo", "model.layers.{layer}.mlp.experts.down_proj"),
+    // transformers writes each expert by itself from version 5.24 on.
+    each_expert("experts.wi_0", "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight").alternative(),
+    each_expert("experts.wi_1", "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight").alternative(),
+    each_expert("experts.wo", "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight").alternative(),
 ];
 
 const QKV: &str = "model.layers.{layer}.linear_attn.in_proj_qkv.weight";

@@ -12,7 +12,8 @@ use super::{
 use crate::{
     ModelError,
     decoder::{
-        AttentionConfig, CrossAttentionConfig, DecoderConfig, EncoderConfig, LayerConfig, LayerRun, StoredRun,
+        AttentionConfig, CrossAttentionConfig, DecoderConfig, EncoderConfig, LayerConfig, LayerNames,
+        LayerRun,
     },
     hugging_face::{
         Described, Field, HuggingFaceConfig, Settings,
@@ -56,7 +57,7 @@ fn describe(group: &ModelGroup) -> Result<DecoderConfig, ModelError> {
         name: name.into(),
         first,
         cycle: 1,
-        stored: StoredRun { counted_from: first, ..StoredRun::LAYERS },
+        stored: LayerNames { counted_from: first, ..LayerNames::LAYERS },
     };
     config.layers =
         [vec![encoder_layer; num_layers], vec![decoder_layer; group.num_decoder_layers()]].concat();

@@ -123,14 +123,24 @@ impl FileTensor {
     }
 }
 
-/// All tensors of a model in Hugging Face's files, sorted by name.
+/// All tensors of a model in Hugging Face's files, sorted by name: those that are written, or the alternative ones that
+/// files may have in their place.
 ///
 /// # Errors
 /// The family has no published models.
-pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
+pub fn file_tensors(model: &Decoder, is_alternative: bool) -> Result<Vec<FileTensor>, ModelError> {
     let family = model.family().hugging_face.as_ref().ok_or(ModelError::NoHuggingFaceForm)?;
-    let names: Vec<&TensorName> =
-        family.tensors.iter().copied().flatten().chain(SCORE).chain(FUSION).collect();
+    let all = family.tensors.iter().copied().flatten().chain(SCORE).chain(FUSION);
+    let (alternatives, written): (Vec<&TensorName>, Vec<&TensorName>) =
+        all.partition(|name| name.is_alternative);
+    let has_alternative = |name: &&TensorName| alternatives.iter().any(|other| other.role == name.role);
+    let names: Vec<&TensorName> = match is_alternative {
+        false => written,
+        true => {
+            let others = written.into_iter().filter(|name| !has_alternative(name));
+            others.chain(alternatives.iter().copied()).collect()
+        }
+    };
     let mut tensors: BTreeMap<String, Vec<Named>> = BTreeMap::new();
     let mut copies: Vec<FileTensor> = Vec::new();
     let segments = model.config().segments();
@@ -202,7 +212,7 @@ pub(super) const PEFT_PREFIX: &str = "base_model.model.";
 /// # Errors
 /// The family has no published models, or a weight with an adapter shares its tensor with others.
 pub fn adapter_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
-    let of_weights = file_tensors(model)?;
+    let of_weights = file_tensors(model, false)?;
     let parameters = model.parameters();
     let mut tensors = Vec::new();
     for (index, (path, spec)) in parameters.iter().enumerate() {

@@ -9,7 +9,7 @@ use std::{
 
 use mt_checkpoint::{CheckpointError, TensorSpec, WeightsOptions, WeightsWriter, WrittenWeights};
 use mt_ir::TensorType;
-use mt_nn::{EncodedArray, ParamSpec};
+use mt_nn::{EncodedArray, Initializer, ParamSpec};
 use mt_runtime::{Array, Runtime, prefer_large_pages};
 use mt_shape::{DType, HostArray, Placement};
 
@@ -43,7 +43,7 @@ impl Weights {
     /// Files cannot be read, or tensors are missing, unused, or of another shape or type.
     pub fn open(model: &dyn Model, path: &Path) -> Result<Self, StateError> {
         let source = TensorSource::open(path)?;
-        let (tensors, specs) = (model.file_tensors()?, model.parameters());
+        let (tensors, specs) = (tensors_of_form(model, &source)?, model.parameters());
         let mut names = HashMap::new();
         let (mut missing, mut others) = (Vec::new(), Vec::new());
         for tensor in &tensors {
@@ -63,6 +63,9 @@ impl Weights {
             let needs_integers = tensor.sections.iter().all(is_integer);
             if let Some(other) = source.other_type(&name).filter(|_| !needs_integers) {
                 others.push(format!("`{name}` is {other}, not a type of weights"));
+            }
+            if let Some((value, bound)) = out_of_bounds(tensor, &specs, &source, &name)? {
+                others.push(format!("`{name}` holds {value}, which is not below {bound}"));
             }
             names.insert(tensor.name.clone(), name);
         }
@@ -451,6 +454,42 @@ fn in_parallel<T: Send>(
         }
         result
     })
+}
+
+/// The tensors of a model in the form that the files have: as they are written, or with alternatives in place of some.
+fn tensors_of_form(model: &dyn Model, source: &TensorSource) -> Result<Vec<FileTensor>, StateError> {
+    let is_absent = |tensor: &&FileTensor| {
+        let mut candidates = source.candidates(&tensor.name);
+        candidates.extend(model.other_names(&tensor.name));
+        tensor.copy_of.is_none() && candidates.iter().all(|name| source.dims(name).is_none())
+    };
+    let num_absent = |tensors: &[FileTensor]| tensors.iter().filter(is_absent).count();
+    let tensors = model.file_tensors()?;
+    match num_absent(&tensors) {
+        0 => Ok(tensors),
+        absent => {
+            let others = model.alternative_file_tensors()?;
+            Ok(if num_absent(&others) < absent { others } else { tensors })
+        }
+    }
+}
+
+/// An integer of a tensor that is no index below its bound, such as that of an expert that does not exist, and the bound.
+fn out_of_bounds(
+    tensor: &FileTensor,
+    specs: &[(mt_shape::Path, ParamSpec)],
+    source: &TensorSource,
+    name: &str,
+) -> Result<Option<(f64, usize)>, StateError> {
+    for section in &tensor.sections {
+        let Initializer::Counted { modulus } = specs[section.parameter].1.initializer else { continue };
+        let values = source.read(name)?.to_f64();
+        let wrong = values.into_iter().find(|value| !(0.0..modulus as f64).contains(value));
+        if wrong.is_some() {
+            return Ok(wrong.map(|value| (value, modulus)));
+        }
+    }
+    Ok(None)
 }
 
 /// The name of the tensor that holds the token embeddings.

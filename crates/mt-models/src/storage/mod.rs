@@ -62,6 +62,12 @@ pub trait Storage {
     /// The model's family has no Hugging Face format.
     fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError>;
 
+    /// As [`Self::file_tensors`], with the tensors that files may have in place of some.
+    ///
+    /// # Errors
+    /// As for [`Self::file_tensors`].
+    fn alternative_file_tensors(&self) -> Result<Vec<FileTensor>, ModelError>;
+
     /// Other names that Hugging Face's files may have for the tensor that is written under this name.
     fn other_names(&self, name: &str) -> Vec<String>;
 

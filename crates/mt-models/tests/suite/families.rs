@@ -56,12 +56,12 @@ pub fn check(directory: &Directory) {
                 if layer == 0 { "embedding".to_owned() } else { format!("layers.{}.output", layer - 1) };
             let (_, made) = taps.iter().find(|(name, _)| *name == tap).unwrap();
             let error = largest_error(&made.to_f64(), &golden.array(&format!("hidden_{layer}")).to_f64());
-            if error > 1e-4 {
+            if error.is_nan() || error > 1e-4 {
                 wrong.push(format!("`{tap}` differs by {error:e} deviations"));
             }
         }
         let error = largest_error(&logits.to_f64(), &expected);
-        if error > 1e-4 {
+        if error.is_nan() || error > 1e-4 {
             wrong.push(format!("logits differ by {error:e} deviations"));
         }
         assert!(wrong.is_empty(), "{name} {scan}: {}", wrong.join("; "));

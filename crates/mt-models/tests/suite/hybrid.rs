@@ -1,10 +1,15 @@
 //! Models with layers of Gated DeltaNet among those with attention.
 
-use mt_models::Model;
+use mt_models::{Model, hugging_face::Weights};
 use mt_nn::SequenceOrder;
+use mt_runtime::testing;
+use mt_shape::{DType, Placement};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::{
-    context, equivalence,
+    context,
+    directory::Directory,
+    equivalence,
     harness::{Batch, model},
 };
 
@@ -119,4 +124,45 @@ fn checkpoints_have_the_names_of_maxtext() {
     let unrolled = tiny(NEXT, &["scan_layers=false"]);
     let keys: Vec<String> = unrolled.storage().iter().map(|stored| stored.key.join("-")).collect();
     assert!(keys.contains(&"decoder-layers_0-attention-in_proj_qkvz-kernel".to_owned()), "{keys:?}");
+}
+
+/// transformers writes the experts of Qwen3.5 one by one from version 5.24 on.
+#[test]
+fn experts_may_have_tensors_of_their_own() {
+    let directory = Directory::open("qwen3_5_moe_cycle");
+    let model = directory.model(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = std::fs::read(directory.path.join("model.safetensors")).unwrap();
+    let mut split: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
+    for (name, view) in SafeTensors::deserialize(&bytes).unwrap().iter() {
+        let names: &[&str] = match name.rsplit_once('.') {
+            Some((_, "gate_up_proj")) => &["gate_proj", "up_proj"],
+            Some((_, "down_proj")) => &["down_proj"],
+            _ => &[],
+        };
+        if names.is_empty() {
+            split.push((name.to_owned(), view.dtype(), view.shape().to_vec(), view.data().to_vec()));
+            continue;
+        }
+        let [num_experts, rows, columns] = *view.shape() else { panic!("{name} has matrices of experts") };
+        let dims = vec![rows / names.len(), columns];
+        let size = view.data().len() / num_experts / names.len();
+        for (index, data) in view.data().chunks(size).enumerate() {
+            let (expert, own) = (index / names.len(), names[index % names.len()]);
+            let own = format!("{}.{expert}.{own}.weight", name.rsplit_once('.').unwrap().0);
+            split.push((own, view.dtype(), dims.clone(), data.to_vec()));
+        }
+    }
+    let views = split.iter().map(|(name, dtype, dims, data)| {
+        (name.as_str(), TensorView::new(*dtype, dims.clone(), data).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
+    let load = |path: &std::path::Path| {
+        let weights = Weights::open(&model, path).unwrap();
+        weights.load(testing::cpu(1), &Placement::single(), &model, Some(DType::F32)).unwrap()
+    };
+    let (own, expected) = (load(folder.path()), load(&directory.path));
+    for (own, expected) in own.iter().zip(&expected) {
+        assert_eq!(own.to_host().unwrap(), expected.to_host().unwrap());
+    }
 }

@@ -236,7 +236,8 @@ fn cache() -> io::Result<PathBuf> {
 
 fn is_offline() -> bool {
     let set = variable("HF_HUB_OFFLINE").or_else(|| variable("TRANSFORMERS_OFFLINE"));
-    set.is_some_and(|value| matches!(value.to_lowercase().as_str(), "1" | "true" | "yes" | "on"))
+    crate::is_disconnected()
+        || set.is_some_and(|value| matches!(value.to_lowercase().as_str(), "1" | "true" | "yes" | "on"))
 }
 
 fn token() -> Option<String> {

@@ -25,7 +25,7 @@ pub const REJECTED_REWARDS: &str = "rewards/rejected";
 pub const REWARD_MARGINS: &str = "rewards/margins";
 /// The share of pairs whose chosen answer has the larger reward, or of steps whose label is the more likely one.
 pub const REWARD_ACCURACIES: &str = "rewards/accuracies";
-/// Own metric: the standard deviation of an answer's reward over the heads of an ensemble, averaged over answers.
+/// Ours: the standard deviation of an answer's reward over the heads of an ensemble, averaged over answers.
 pub const REWARD_DEVIATIONS: &str = "rewards/deviations";
 /// The mean log-probability of chosen, or desirable, answers.
 pub const CHOSEN_LOG_PROBABILITIES: &str = "logps/chosen";
@@ -54,7 +54,7 @@ pub const TOOL_FAILURES: &str = "tools/failure_frequency";
 pub const VALUE_LOSS: &str = "loss/value_avg";
 /// The share of tokens whose value has left the clipping range around its old one and is clipped.
 pub const VALUES_CLIPPED: &str = "val/clipfrac_avg";
-/// The weight that corrects this difference.
+/// The weight of an answer's loss that corrects the difference between the sampler's and the trainer's probabilities.
 pub const IMPORTANCE_WEIGHT: &str = "sampling/importance_sampling_ratio/mean";
 
 // Metrics of distillation, with names like those of MaxText.
@@ -90,16 +90,16 @@ pub const PARAMETER_NORM: &str = "learning/param_norm";
 pub const LEARNING_RATE: &str = "learning/current_learning_rate";
 /// The largest attention logit of any head in the step, before soft-capping. Recorded if QK-clip is on.
 pub const LARGEST_SCORE: &str = "learning/max_logits";
-/// Own metric: the largest share of a layer's choices that an expert receives, in any layer.
+/// Ours: the largest share of a layer's choices that an expert receives, in any layer.
 pub const LARGEST_EXPERT_SHARE: &str = "learning/moe_largest_share";
-/// Own metric: the smallest share of a layer's choices that an expert receives, in any layer.
+/// Ours: the smallest share of a layer's choices that an expert receives, in any layer.
 pub const SMALLEST_EXPERT_SHARE: &str = "learning/moe_smallest_share";
-/// Own metric: the entropy of the shares of a layer's experts in nats, averaged over layers. Even shares have the
+/// Ours: the entropy of the shares of a layer's experts in nats, averaged over layers. Even shares have the
 /// logarithm of the number of experts.
 pub const EXPERT_ENTROPY: &str = "learning/moe_share_entropy";
-/// Own metric: the share of choices without effect because the expert was full. Recorded for experts with a capacity.
+/// Ours: the share of choices without effect because the expert was full. Recorded for experts with a capacity.
 pub const DROPPED_SHARE: &str = "learning/moe_dropped_share";
-/// Own metric: before the number of a layer, the norm of its routing bias. Recorded on request.
+/// Ours: before the number of a layer, the norm of its routing bias. Recorded on request.
 pub const ROUTING_BIAS_NORM: &str = "learning/moe_bias_norm";
 /// 1 if the step counted as a spike and was skipped, else 0.
 pub const STEP_SKIPPED: &str = "optim/step_skipped";
@@ -116,9 +116,9 @@ pub const TFLOPS_PER_SECOND: &str = "perf/per_device_tflops_per_sec";
 pub const TOKENS: &str = "perf/per_device_tokens";
 /// [`TOKENS`] per second.
 pub const TOKENS_PER_SECOND: &str = "perf/per_device_tokens_per_sec";
-/// Own metric: model FLOP/s utilization, the fraction of the device's peak. Absent if the peak is unknown.
+/// Ours: model FLOP/s utilization, the fraction of the device's peak. Absent if the peak is unknown.
 pub const MODEL_FLOPS_UTILIZATION: &str = "perf/mfu";
-/// Own metric: the fraction of the step's time spent waiting for input.
+/// Ours: the fraction of the step's time spent waiting for input.
 pub const DATA_WAIT_SHARE: &str = "perf/data_wait_share";
 
 /// Ours: the number of prompts of a batch that others replaced, because their answers had equal rewards.
@@ -164,6 +164,6 @@ pub const EVALUATION_TOTAL_PREDICTION_LOSS: &str = "eval/total_mtp_loss";
 /// The percentage of a module's predictions that the model makes, too, one token later for each module before it, times
 /// the weight of the batch, summed over batches.
 pub const EVALUATION_TOTAL_ACCEPTANCE: &str = "eval/total_mtp_acceptance_rate_percent";
-/// Own metric: the cross-entropy in bits per byte of text, which is comparable across tokenizers. Absent if the number
+/// Ours: the cross-entropy in bits per byte of text, which is comparable across tokenizers. Absent if the number
 /// of bytes is unknown.
 pub const EVALUATION_BITS_PER_BYTE: &str = "eval/bits_per_byte";

@@ -295,16 +295,31 @@ fn existing(path: PathBuf) -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-/// Refuses to overwrite a metrics file outside of the run's directory.
+/// Refuses a metrics file outside of the run's directory that would be overwritten, or that cannot be written.
 fn check_metrics_file(settings: &TrainConfig) -> Result<(), TrainError> {
     let path = settings.run.metrics_path();
-    let is_empty = std::fs::metadata(&path).map_or(true, |file| file.len() == 0);
-    if is_empty || path.starts_with(settings.run.directory()) {
+    if path.starts_with(settings.run.directory()) {
         return Ok(());
     }
-    Err(TrainError::ResumeConflict(format!(
-        "`metrics_file` is `{}`, which has lines already, and this run is new\n\
-         hint: name another file, or remove this one",
-        path.display()
-    )))
+    let refused = |problem: &str| {
+        Err(TrainError::ResumeConflict(format!(
+            "`metrics_file` is `{}`, {problem}\nhint: name another file",
+            path.display()
+        )))
+    };
+    match std::fs::metadata(&path) {
+        Ok(file) if file.is_dir() => return refused("which is a directory"),
+        Ok(file) if file.len() > 0 => return refused("which has lines already, and this run is new"),
+        Ok(_) => return Ok(()),
+        Err(_) => {}
+    }
+    let existing = path.ancestors().skip(1).find(|directory| directory.exists());
+    let existing = existing.unwrap_or(Path::new("."));
+    if !existing.is_dir() {
+        return refused(&format!("but `{}` is a file", existing.display()));
+    }
+    match tempfile::tempfile_in(existing) {
+        Ok(_) => Ok(()),
+        Err(error) => refused(&format!("but `{}` cannot be written to: {error}", existing.display())),
+    }
 }

@@ -130,6 +130,8 @@ pub fn train(
     if let Some(numbers) = plan.model.token_numbers() {
         numbers.save(&token_numbers_path(&directory.path))?;
     }
+    // A run whose metrics cannot be written leaves no directory.
+    let logger = start_logger(&trainer, &directory, observer)?;
     directory.keep();
 
     let (run_directory, position_before) = (&directory.path, position.as_ref());
@@ -139,7 +141,7 @@ pub fn train(
     };
     let RunData { train, evaluation, tokenizer, baseline, conversations, prompts, dataset, .. } = data;
     let sampling = Sampling::of(&trainer, options, (prompts, tokenizer.clone()), &directory.path)?;
-    let logger = start_logger(&trainer, &directory, observer)?;
+    observer(Event::Started { first_step: trainer.steps_done(), total_steps: plan.settings.run.steps });
     let sender = directory.sender();
     let (manager, local, finished) = directory.into_managers();
     monitor.begin_loop(trainer.steps_done(), goodput, &plan.settings.run);
@@ -288,7 +290,7 @@ fn say_where_it_begins(
     Ok(position)
 }
 
-/// Starts the thread that records metrics and announces the loop.
+/// Starts the thread that records metrics.
 fn start_logger(
     trainer: &Trainer,
     directory: &RunDirectory,
@@ -296,16 +298,13 @@ fn start_logger(
 ) -> Result<MetricLogger, TrainError> {
     let (run, rl) = (&trainer.plan.settings.run, &trainer.plan.settings.rl);
     let has_rewards = rl.use_rl && rl.rollouts_path.is_none();
-    let first_step = trainer.steps_done();
-    let logger = MetricLogger::start(MetricLoggerOptions {
+    Ok(MetricLogger::start(MetricLoggerOptions {
         run_name: run.run_name.clone(),
-        last_step: first_step.checked_sub(1),
+        last_step: trainer.steps_done().checked_sub(1),
         observer: observer.clone(),
         log_period: run.log_period,
         metrics_file: Some(run.metrics_path()),
         tensorboard_directory: run.enable_tensorboard.then(|| run.tensorboard_directory()),
         chart_file: Some(directory.chart(has_rewards)),
-    })?;
-    observer(Event::Started { first_step, total_steps: run.steps });
-    Ok(logger)
+    })?)
 }

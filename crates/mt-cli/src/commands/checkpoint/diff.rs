@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     arguments::CheckpointDiff,
-    commands::report_loaded,
+    commands::{largest, report_loaded},
     failure::{Failure, print},
 };
 
@@ -122,7 +122,7 @@ fn verdict(diff: &ListingDiff, with_values: bool) -> String {
     .map(|(number, what)| format!("{number} {what}"))
     .collect();
     if with_values {
-        let worst = diff.values.iter().map(|values| values.max_absolute).fold(0.0, f64::max);
+        let worst = largest(diff.values.iter().map(|values| values.max_absolute));
         let by = if compared > equal { format!(" (by up to {worst:.3e})") } else { String::new() };
         found.push(format!("{} of {compared} compared with other values{by}", compared - equal));
     }

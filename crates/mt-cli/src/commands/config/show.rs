@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     arguments::Show,
-    commands::warn,
+    commands::{decode::with_tokenizer_settings, resolve, warn},
     failure::{Failure, print},
 };
 
@@ -17,7 +17,9 @@ pub fn run(mut arguments: Show) -> Result<(), Failure> {
     arguments.origins |= settings.take_flag("--origins");
     arguments.changed |= settings.take_flag("--changed");
     arguments.json |= settings.take_flag("--json");
-    let config = Config::resolve(&Request::from_process(arguments.settings.settings))?;
+    // The values are those of `train`: local weights describe their model.
+    mt_storage::disconnect();
+    let config = with_tokenizer_settings(resolve(&Request::from_process(arguments.settings.settings))?)?;
     warn(&config);
     if arguments.json {
         print(&object(&config, arguments.changed, arguments.origins))
