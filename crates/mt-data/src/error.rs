@@ -191,13 +191,13 @@ pub enum DataError {
     #[error("the tokenizer {tokenizer} has no token {id}; its ids end at {last}")]
     UnknownToken { tokenizer: String, id: u32, last: u32 },
 
-    /// A tokenizer that does not suit a teacher.
+    /// A tokenizer that does not suit another model, such as a teacher.
     #[error(
-        "token {id} is {own:?} in the tokenizer {tokenizer}, but {other:?} in that of the teacher, {teacher}, whose \
-         probabilities are those of its own tokens\nhint: use the teacher's tokenizer, or a teacher that was trained with \
-         this one"
+        "token {id} is {own:?} in the tokenizer {tokenizer}, but {other:?} in that of the teacher or reference, {frozen}, \
+         whose probabilities are those of its own tokens\nhint: use that tokenizer, or a model that was trained with this \
+         one"
     )]
-    OtherNumbers { tokenizer: String, teacher: String, id: u32, own: String, other: String },
+    OtherNumbers { tokenizer: String, frozen: String, id: u32, own: String, other: String },
 
     /// A document with a token outside the model's vocabulary.
     #[error(
@@ -224,7 +224,8 @@ pub enum DataError {
     /// A saved iterator state of another dataset, tokenizer or pipeline.
     #[error(
         "the saved data position does not belong to this run's data: {property} is `{now}`, but was `{then}` when the \
-         position was saved\nhint: restore the earlier data and settings, or start a new run"
+         position was saved\nhint: restore the earlier data and settings (`damaged_data=skip` leaves out records that cannot be read), or start \
+         a new run"
     )]
     StateMismatch { property: String, then: String, now: String },
 

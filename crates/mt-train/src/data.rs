@@ -128,8 +128,9 @@ pub struct DataRequest<'a> {
     pub evaluates: bool,
     /// The tokenizer that comes with the loaded parameters, unless the configuration names another one.
     pub inherited_tokenizer: Option<BroughtTokenizer>,
-    /// The tokenizer of a teacher, or of the rows of its stored logits. The run's tokenizer gives tokens the same numbers.
-    pub teacher_tokenizer: Option<BroughtTokenizer>,
+    /// The tokenizer of a teacher, of the rows of its stored logits, or of a reference. The run's tokenizer gives tokens the
+    /// same numbers.
+    pub frozen_tokenizer: Option<BroughtTokenizer>,
     /// The numbers of the tokens of the only tokenizer that suits the model, if the model depends on it.
     pub token_numbers: Option<Arc<CompressedVocabulary>>,
     /// Whether the run has checkpoints. If so, the tokenizer and the copy of the data in its directory are used again.
@@ -592,7 +593,7 @@ impl DataRequest<'_> {
         } else {
             let made = make()?;
             made.check_vocab_size(self.data.vocab_size)?;
-            self.check_teacher(&made)?;
+            self.check_frozen(&made)?;
             made.save(&directory)?;
             made
         };
@@ -601,13 +602,13 @@ impl DataRequest<'_> {
         Ok(Arc::new(tokenizer))
     }
 
-    /// Refuses a tokenizer that gives tokens other numbers than the teacher's.
-    fn check_teacher(&self, tokenizer: &Tokenizer) -> Result<(), TrainError> {
-        let Some(brought) = &self.teacher_tokenizer else { return Ok(()) };
+    /// Refuses a tokenizer that gives tokens other numbers than a teacher's or a reference's.
+    fn check_frozen(&self, tokenizer: &Tokenizer) -> Result<(), TrainError> {
+        let Some(brought) = &self.frozen_tokenizer else { return Ok(()) };
         let TokenizerChoice { path, .. } = self.tokenizer.choice(Some(brought));
         // A published model without files of a tokenizer is used with any.
-        let Some(of_teacher) = path.filter(|path| Tokenizer::is_saved_in(path)) else { return Ok(()) };
-        Ok(tokenizer.check_same_numbers(&Tokenizer::load(of_teacher)?)?)
+        let Some(other) = path.filter(|path| Tokenizer::is_saved_in(path)) else { return Ok(()) };
+        Ok(tokenizer.check_same_numbers(&Tokenizer::load(other)?)?)
     }
 
     /// Refuses a tokenizer whose tokens the model's memories of n-grams do not number.

@@ -180,7 +180,7 @@ fn data(
         evaluation_steps: None,
         evaluates: false,
         inherited_tokenizer: settings.inherited_tokenizer(),
-        teacher_tokenizer: settings.teacher_tokenizer(),
+        frozen_tokenizer: settings.frozen_tokenizer(),
         token_numbers: plan.model.token_numbers(),
         // A tokenizer and data that an earlier call has saved are used again.
         resumes: true,

@@ -17,6 +17,14 @@ pub fn with_adapter_settings(mut config: Config) -> Result<Config, Failure> {
     };
     // A path that does not exist is reported where it is loaded, and a run that is resumed needs none.
     if !path.exists() {
+        // Without the rank, what is missing would be reported as a mistake of keys.
+        if group.lora_restore_path.is_some() && !config.entry("lora_rank").is_asked_for() {
+            let origin = &config.entry("lora_restore_path").origin;
+            return Err(Failure::user(format!(
+                "`lora.lora_restore_path` is `{}` ({origin}), which does not exist\nhint: name a run with adapters, or a directory of PEFT",
+                path.display()
+            )));
+        }
         return Ok(config);
     }
     let Some(options) = AdapterOptions::at(path)? else { return Ok(config) };

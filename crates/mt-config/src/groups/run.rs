@@ -220,10 +220,7 @@ impl CheckpointGroup {
     pub fn brought_tokenizer(&self) -> Option<BroughtTokenizer> {
         let published = self.parameters_path().map(|path| BroughtTokenizer::Published(path.to_owned()));
         let of_run = self.parent_run().map(|run| BroughtTokenizer::OfRun(tokenizer_directory(&run)));
-        published.into_iter().chain(of_run).find(|brought| {
-            let files = ["tokenizer.json", "tokenizer.model"].map(|name| brought.directory().join(name));
-            files.iter().any(|file| file.is_file())
-        })
+        published.into_iter().chain(of_run).find(BroughtTokenizer::exists)
     }
 }
 
@@ -237,6 +234,17 @@ pub enum BroughtTokenizer {
 }
 
 impl BroughtTokenizer {
+    /// The tokenizer that accompanies these weights: a published model's, or a run's.
+    pub fn of_weights(path: &Path) -> Option<Self> {
+        let of_run = run_directory_of(path).map(|run| Self::OfRun(tokenizer_directory(&run)));
+        [Self::Published(path.to_owned())].into_iter().chain(of_run).find(Self::exists)
+    }
+
+    fn exists(&self) -> bool {
+        let files = ["tokenizer.json", "tokenizer.model"].map(|name| self.directory().join(name));
+        files.iter().any(|file| file.is_file())
+    }
+
     /// The directory.
     pub fn directory(&self) -> &Path {
         match self {

@@ -180,6 +180,12 @@ impl TrainConfig {
         self.distillation.stored_tokenizer().or_else(of_teacher)
     }
 
+    /// The tokenizer that accompanies the weights of a frozen model beside the trained one: a teacher or a reference.
+    pub fn frozen_tokenizer(&self) -> Option<BroughtTokenizer> {
+        let reference = self.preference.reference_path.as_ref().or(self.rl.reference_path.as_ref());
+        self.teacher_tokenizer().or_else(|| BroughtTokenizer::of_weights(reference?))
+    }
+
     /// Checks that mesh, batches and sequences fit the devices.
     ///
     /// # Errors

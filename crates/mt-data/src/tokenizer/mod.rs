@@ -361,33 +361,32 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Rejects a tokenizer that gives tokens other numbers than that of a teacher. Special tokens may differ, because models
+    /// Rejects a tokenizer that gives tokens other numbers than that of another model. Special tokens may differ, because models
     /// for conversations are published with names for those that their bases leave unused.
     ///
     /// # Errors
     /// [`DataError::OtherNumbers`]
-    pub fn check_same_numbers(&self, teacher: &Self) -> Result<()> {
-        if self.fingerprint == teacher.fingerprint {
+    pub fn check_same_numbers(&self, other: &Self) -> Result<()> {
+        if self.fingerprint == other.fingerprint {
             return Ok(());
         }
         let text = |tokenizer: &Self, id: u32, skips| tokenizer.decode(&[id], skips).unwrap_or_default();
-        let is_special =
-            |id: u32| [self, teacher].iter().any(|tokenizer| text(tokenizer, id, true).is_empty());
+        let is_special = |id: u32| [self, other].iter().any(|tokenizer| text(tokenizer, id, true).is_empty());
         // Files of several formats spell a token differently.
         let differs = |id: &u32| {
-            self.token(*id) != teacher.token(*id)
-                && text(self, *id, false) != text(teacher, *id, false)
+            self.token(*id) != other.token(*id)
+                && text(self, *id, false) != text(other, *id, false)
                 && !is_special(*id)
         };
-        let Some(id) = (0..self.vocab_size.min(teacher.vocab_size) as u32).find(differs) else {
+        let Some(id) = (0..self.vocab_size.min(other.vocab_size) as u32).find(differs) else {
             return Ok(());
         };
         Err(DataError::OtherNumbers {
             tokenizer: self.name.clone(),
-            teacher: teacher.name.clone(),
+            frozen: other.name.clone(),
             id,
             own: text(self, id, false),
-            other: text(teacher, id, false),
+            other: text(other, id, false),
         })
     }
 

@@ -257,7 +257,7 @@ fn data(
         evaluation_steps: settings.run.eval_steps,
         evaluates: settings.run.eval_interval.is_some(),
         inherited_tokenizer: settings.inherited_tokenizer(),
-        teacher_tokenizer: settings.teacher_tokenizer(),
+        frozen_tokenizer: settings.frozen_tokenizer(),
         token_numbers: plan.model.token_numbers(),
         resumes: directory.newest.is_some(),
         observer: &options.observer,

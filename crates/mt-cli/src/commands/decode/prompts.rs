@@ -164,7 +164,7 @@ impl Chat {
 fn no_template(tokenizer: &Tokenizer) -> Failure {
     Failure::user(format!(
         "a chat template is requested, but the tokenizer {} has none\n\
-         hint: name one with `chat_template_path`, or leave out `use_chat_template` and `system_prompt`",
+         hint: name one with `chat_template_path`, or decode without `use_chat_template` and `system_prompt`",
         tokenizer.name()
     ))
 }
