@@ -9,7 +9,8 @@ use std::sync::Arc;
 use common::{check_resume, drain, length};
 use mt_data::{
     Batch, Component, DataError, Dataset, DatasetOptions, Document, ExampleColumns, ExampleFormat,
-    OlmoSource, Packing, RecordFormat, Remainder, Source, TensorflowDataset, Tokenizer, TrainIterator,
+    IteratorState, OlmoSource, Packing, RecordFormat, Remainder, Source, TensorflowDataset, Tokenizer,
+    TrainIterator,
     arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
 };
 use proptest::prelude::*;
@@ -387,12 +388,14 @@ fn mixtures_draw_by_weight_and_end_with_a_source() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Batches after any stop, and on any number of hosts and threads, are those of the uninterrupted run on one.
+    /// Batches of any number of hosts and threads are those of the uninterrupted run on one, and so are those after a stop at
+    /// any step, on any other number of hosts.
     #[test]
     fn every_source_resumes_exactly_on_any_hosts(
         parts in proptest::collection::vec((1usize..30, 1u32..9, proptest::option::of(1u64..3), proptest::option::of(1u64..20)), 1..4),
         which in 0usize..14, packing in 0usize..4, epochs in proptest::option::of(1u64..3), seed in any::<u64>(),
-        hosts in 1usize..=7, threads in 1usize..=3, drops in any::<bool>(), max_segments in proptest::option::of(1usize..4),
+        hosts in 1usize..=7, others in 1usize..=7, threads in 1usize..=5, stop in 0usize..=6, drops in any::<bool>(),
+        max_segments in proptest::option::of(1usize..4), has_streams in any::<bool>(), memory in prop_oneof![Just(1), Just(1 << 30)],
     ) {
         let directory = directory();
         let parts: Vec<_> = parts.iter().map(|(count, weight, epochs, cap)| (*count, f64::from(*weight), *epochs, *cap)).collect();
@@ -402,6 +405,7 @@ proptest! {
         sources.push((mixture(&parts), bytes()));
         let (source, tokenizer) = sources[which % sources.len()].clone();
         let packing = [Packing::Off, Packing::ConcatThenSplit, Packing::FirstFit, Packing::BestFit][packing];
+        let rows = hosts * others;
         let options = DatasetOptions {
             packing,
             seed,
@@ -409,18 +413,56 @@ proptest! {
             drops_long_ends: Some(drops),
             max_segments,
             threads,
-            ..DatasetOptions::training(source, 13, 2 * hosts)
+            memory,
+            streams: if has_streams { rows } else { 1 },
+            ..DatasetOptions::training(source, 13, rows)
         };
         check_resume(&options, tokenizer.clone(), 5);
-        let whole = TrainIterator::open(options.clone(), tokenizer.clone()).unwrap().next();
-        let Ok(whole) = whole else { return Ok(()) };
-        for host_index in 0..hosts {
-            let options = DatasetOptions { num_hosts: hosts, host_index, threads: 1, ..options.clone() };
-            let own = TrainIterator::open(options, tokenizer.clone()).unwrap().next().unwrap();
-            for name in [INPUTS, TARGETS, TARGETS_SEGMENTATION, INPUTS_POSITION] {
-                let of_host = whole.as_ref().map(|batch| &batch.integers(name)[host_index * 2 * 13..(host_index + 1) * 2 * 13]);
-                prop_assert_eq!(own.as_ref().map(|batch| batch.integers(name)), of_host);
+        let open = |hosts: usize, host: usize, threads: usize| {
+            let options = DatasetOptions { num_hosts: hosts, host_index: host, threads, ..options.clone() };
+            TrainIterator::open(options, tokenizer.clone()).unwrap()
+        };
+        let (mut single, mut whole) = (open(1, 0, 1), Vec::new());
+        while whole.len() < 6 {
+            match single.next() {
+                Ok(Some(batch)) => whole.push(batch),
+                Ok(None) => break,
+                // The documents do not fill one batch.
+                Err(_) => return Ok(()),
             }
+        }
+        // The batches from a step on equal a host's rows of the whole ones. A host whose streams have ended has none.
+        let check = |iterator: &mut TrainIterator, hosts: usize, host: usize, steps: std::ops::Range<usize>| {
+            for batch in &whole[steps] {
+                let found = iterator.next().unwrap();
+                for name in [INPUTS, TARGETS, INPUTS_SEGMENTATION, TARGETS_SEGMENTATION, INPUTS_POSITION] {
+                    let share = rows / hosts * 13;
+                    let expected = &batch.integers(name)[host * share..(host + 1) * share];
+                    match &found {
+                        Some(found) => prop_assert_eq!(found.integers(name), expected, "{} of host {}", name, host),
+                        None => prop_assert!(name != INPUTS_SEGMENTATION || expected.iter().all(|segment| *segment == 0)),
+                    }
+                }
+            }
+            Ok(())
+        };
+        let stop = stop.min(whole.len());
+        let mut joined: Option<IteratorState> = None;
+        for host in 0..hosts {
+            let mut iterator = open(hosts, host, threads);
+            check(&mut iterator, hosts, host, 0..stop)?;
+            let state = iterator.state();
+            match &mut joined {
+                Some(joined) if has_streams && rows > 1 => joined.join(&state).unwrap(),
+                Some(joined) => prop_assert_eq!(&*joined, &state),
+                None => joined = Some(state),
+            }
+        }
+        let state = IteratorState::from_json(&joined.unwrap().to_json()).unwrap();
+        for host in 0..others {
+            let mut iterator = open(others, host, 6 - threads);
+            iterator.restore(&state).unwrap();
+            check(&mut iterator, others, host, stop..whole.len())?;
         }
     }
 }

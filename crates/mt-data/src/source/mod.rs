@@ -406,7 +406,7 @@ impl Dataset {
         // Sources that change batches keep the position of the text within theirs.
         let of_text = position.get("data").unwrap_or(position);
         let state = IteratorState::deserialize(of_text).ok();
-        let examples = state.map(|state| state.read);
+        let examples = state.map(|state| state.only.read);
         examples.map(|examples| self.drawn(examples)).unwrap_or_default()
     }
 
