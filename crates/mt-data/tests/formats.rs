@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use common::{check_resume, drain, length};
 use mt_data::{
-    Batch, Component, DataError, Dataset, DatasetOptions, Document, ExampleColumns, ExampleFormat,
-    IteratorState, OlmoSource, Packing, RecordFormat, Remainder, Source, TensorflowDataset, Tokenizer,
-    TrainIterator,
+    Batch, Component, Damage, DataError, Dataset, DatasetOptions, Document, ExampleColumns, ExampleFormat,
+    IteratorState, OlmoSource, Packing, RecordFormat, Remainder, Skipped, Source, TensorflowDataset,
+    Tokenizer, TrainIterator, Watch,
     arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
 };
 use proptest::prelude::*;
@@ -311,6 +311,77 @@ fn foreign_and_damaged_records_are_named() {
         message.contains("column `text` holds single values of type BYTE_ARRAY, not lists of token ids"),
         "{message}"
     );
+}
+
+#[test]
+fn damaged_files_are_left_out_on_request() {
+    let directory = directory();
+    let cut = |from: &str, to: &str, length: usize| {
+        let bytes = fs::read(directory.path().join(from)).unwrap();
+        fs::write(directory.path().join(to), &bytes[..length.min(bytes.len() - 20)]).unwrap();
+    };
+    cut("zipped.jsonl", "cut.jsonl", usize::MAX);
+    cut("plain.tfrecord", "cut.tfrecord", 3000);
+    cut("gzip.tfrecord", "zipped.tfrecord", usize::MAX);
+    cut("uncompressed.array_record", "cut.array_record", 1000);
+    cut("pyarrow_none.parquet", "cut.parquet", 500);
+    let all: Vec<String> = list(&expected()["texts"]);
+    let all: Vec<String> = all.into_iter().filter(|text| !text.is_empty()).collect();
+    let both = |good: &str, bad: &str| [files(&directory, good), files(&directory, bad)].concat();
+    let read = |source: Source, tokenizer: Option<Arc<Tokenizer>>| {
+        let messages = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let kept = messages.clone();
+        let skipped = Skipped::new(move |error, count| {
+            let mut kept = kept.lock().unwrap();
+            kept.push(error.to_string());
+            assert_eq!(kept.len() as u64, count);
+        });
+        let options = DatasetOptions {
+            packing: Packing::Off,
+            shuffle: false,
+            num_epoch: Some(1),
+            remainder: Remainder::Pad,
+            ..DatasetOptions::training(source, 400, 1)
+        };
+        assert!(TrainIterator::open(options.clone(), tokenizer.clone()).unwrap_err().is_user_error());
+        let options = DatasetOptions { damage: Damage::Skip(skipped), ..options };
+        let batches = drain(&mut TrainIterator::open(options, tokenizer).unwrap(), 1000);
+        let messages = messages.lock().unwrap().clone();
+        (batches, messages)
+    };
+    let check = |source: Source, message: &str, least: usize| {
+        let (batches, messages) = read(source, bytes());
+        let found: Vec<String> = documents(&batches).into_iter().filter(|text| !text.is_empty()).collect();
+        let (good, bad) = found.split_at(all.len());
+        assert_eq!(good, all, "{message}");
+        assert!(bad.len() >= least && bad.len() < all.len() && all.starts_with(bad), "{bad:?}: {messages:?}");
+        assert!(messages[0].contains(message), "{messages:?}");
+    };
+    let column = || "text".to_owned();
+    let source = Source::JsonLines { files: both("datasets.jsonl", "cut.jsonl"), column: column() };
+    check(source, "cut.jsonl` cannot be decompressed (gzip) behind byte", 1);
+    let [array, tf] = [ExampleFormat::ArrayRecord, ExampleFormat::TfRecord];
+    for (good, bad, format, message, least) in [
+        ("plain.tfrecord", "cut.tfrecord", tf, "the file ends inside it, at byte 3000", 5),
+        ("plain.tfrecord", "zipped.tfrecord", tf, "zipped.tfrecord` cannot be decompressed (gzip)", 1),
+        ("uncompressed.array_record", "cut.array_record", array, "cut.array_record`", 0),
+    ] {
+        check(Source::Examples { files: both(good, bad), format, column: column() }, message, least);
+    }
+    let source = Source::Parquet { files: both("pyarrow_none.parquet", "cut.parquet"), column: column() };
+    check(source, "cut.parquet` is not a readable parquet file", 0);
+    let source = Source::Tokens {
+        files: both("pyarrow_none.parquet", "datasets.parquet"),
+        format: RecordFormat::Parquet,
+        column: "wide".into(),
+    };
+    let (batches, messages) = read(source, None);
+    assert_eq!((batches.len(), messages.len()), (all.len() + 1, 1));
+    assert!(messages[0].contains("datasets.parquet` has no column `wide`"), "{messages:?}");
+    // Nothing is left.
+    let source = Source::Parquet { files: files(&directory, "cut.parquet"), column: column() };
+    let error = Dataset::open_with(&source, Watch::silent(), true).unwrap_err();
+    assert!(error.to_string().contains("cut.parquet` is not a readable parquet file"), "{error}");
 }
 
 fn memory(name: &str, count: usize) -> Source {
