@@ -1,6 +1,6 @@
 """Cleaning beside datatrove: verdicts of rules, near-duplicates, speed.
 
-    pip install datatrove spacy xxhash nltk regex tldextract numpy
+    pip install datatrove orjson spacy xxhash nltk regex tldextract numpy
     cargo build --release -p mt-cli
     python bench/data/clean.py target/release/maxtext
 

@@ -1,6 +1,6 @@
 """Throughput of packed rows beside Grain and datasets, on the same files and tokenizer.
 
-    pip install grain array_record tensorflow-cpu datasets pyarrow tokenizers numpy
+    pip install grain array_record protobuf datasets pyarrow tokenizers numpy
     cargo build --release -p mt-data --example rows
     python bench/data/run.py target/release/examples/rows
 
@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
 import datasets
@@ -24,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from array_record.python.array_record_module import ArrayRecordWriter
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 LENGTH = 2048
@@ -38,11 +38,32 @@ def documents():
     return [" ".join(draws.choice(words, length, p=ranks / ranks.sum())) for length in lengths]
 
 
-def example(ids):
-    import tensorflow as tf
+def example_class():
+    """The message `tf.train.Example` with lists of integers, so that TensorFlow need not be installed."""
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="bench", syntax="proto3")
+    lists = file.message_type.add(name="Int64List")
+    lists.field.add(name="value", number=1, type=3, label=3)
+    feature = file.message_type.add(name="Feature")
+    feature.field.add(name="int64_list", number=3, type=11, label=1, type_name=".bench.Int64List")
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=9, label=1)
+    entry.field.add(name="value", number=2, type=11, label=1, type_name=".bench.Feature")
+    features.field.add(name="feature", number=1, type=11, label=3, type_name=".bench.Features.FeatureEntry")
+    file.message_type.add(name="Example").field.add(name="features", number=1, type=11, label=1, type_name=".bench.Features")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("bench.Example"))
 
-    feature = tf.train.Feature(int64_list=tf.train.Int64List(value=ids))
-    return tf.train.Example(features=tf.train.Features(feature={"ids": feature})).SerializeToString()
+
+Example = example_class()
+
+
+def example(ids):
+    message = Example()
+    message.features.feature["ids"].int64_list.value.extend(ids)
+    return message.SerializeToString()
 
 
 def report(program, file, tokens, seconds, **more):
@@ -88,10 +109,8 @@ def main(ours):
         program("arrayrecord", "ids.array_record", "ids")
         program("parquet", "text.parquet", "text", path("tokenizer.json"))
 
-        import tensorflow as tf
-
         def parse(record):
-            message = tf.train.Example.FromString(record)
+            message = Example.FromString(record)
             return {"inputs": np.array(message.features.feature["ids"].int64_list.value, np.int32)[:LENGTH]}
 
         grain_rows("ids.array_record", lambda: grain.ArrayRecordDataSource(path("ids.array_record")), parse)

@@ -79,7 +79,7 @@ def main(program, files):
         theirs.train(os.path.join(directory, "train.txt"), vocab_size=2000, show_progress=False)
         own = set(json.load(open(os.path.join(out, "tokenizer.json")))["model"]["vocab"])
         other = set(theirs.get_vocab())
-        print(json.dumps({"model": "wordpiece", "tokens": [len(own), len(other)], "in_both": len(own & other), "tokens_of_held_out": [ours["measured"]["tokens"], sum(len(encoding.ids) - 2 for encoding in theirs.encode_batch(held))]}))
+        print(json.dumps({"model": "wordpiece", "tokens": [len(own), len(other)], "in_both": len(own & other), "tokens_of_held_out": [ours["measured"]["tokens"], sum(len(encoding.ids) for encoding in theirs.encode_batch(held, add_special_tokens=False))]}))
 
 
 main(sys.argv[1], sys.argv[2:])

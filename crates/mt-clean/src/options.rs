@@ -1,6 +1,7 @@
 //! The documents to clean, the steps, and the file that ties a directory to them.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use mt_data::convert::{FileFormat, SinkOptions};
@@ -209,9 +210,7 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 
 /// Writes bytes to a file that has its name once it is complete.
 pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let partial = path.with_extension("partial");
-    fs::write(&partial, bytes).map_err(CleanError::io("write", &partial))?;
-    commit(&partial, path)
+    Ok(mt_data::replace_file(path, |file| file.write_all(bytes))?)
 }
 
 /// Gives a complete file its name.

@@ -1,10 +1,10 @@
 //! Documents that cannot be read.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 
 /// The treatment of documents that cannot be read.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -39,15 +39,55 @@ impl Damage {
     }
 
     /// Reports an error; returns it if it does not concern a document alone, or stops the run.
-    pub(crate) fn skip(&self, error: DataError) -> Result<(), DataError> {
-        match self {
-            Self::Skip(Skipped(counter)) if error.is_of_document() => {
-                let count = counter.count.fetch_add(1, Ordering::Relaxed) + 1;
-                (counter.report)(&error, count);
+    pub(crate) fn skip(&self, error: DataError) -> Result<()> {
+        if !self.skips() || !error.is_of_document() {
+            return Err(error);
+        }
+        self.report(&error);
+        Ok(())
+    }
+
+    /// Counts and reports an error of documents that have been left out.
+    pub(crate) fn report(&self, error: &DataError) {
+        if let Self::Skip(Skipped(counter)) = self {
+            let count = counter.count.fetch_add(1, Ordering::Relaxed) + 1;
+            (counter.report)(error, count);
+        }
+    }
+}
+
+/// Collects the damage of files that are opened.
+#[derive(Debug, Default)]
+pub(crate) struct DamagedFiles(Option<Mutex<Vec<DataError>>>);
+
+impl DamagedFiles {
+    /// Files are left out, as far as they are damaged, if `skips` is set.
+    pub(crate) fn new(skips: bool) -> Self {
+        Self(skips.then(Mutex::default))
+    }
+
+    pub(crate) fn skips(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Leaves out what an error concerns; returns the error if it concerns more than a file's content, or if nothing is left
+    /// out.
+    pub(crate) fn skip(&self, error: DataError) -> Result<()> {
+        match &self.0 {
+            Some(errors) if error.is_of_document() || matches!(error, DataError::Compressed { .. }) => {
+                errors.lock().unwrap_or_else(PoisonError::into_inner).push(error);
                 Ok(())
             }
             _ => Err(error),
         }
+    }
+
+    /// The errors, in the order of their texts.
+    pub(crate) fn into_errors(self) -> Vec<DataError> {
+        let errors = self.0.map(|errors| errors.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let mut errors = errors.unwrap_or_default();
+        errors.sort_by_cached_key(ToString::to_string);
+        errors
     }
 }
 

@@ -153,7 +153,10 @@ pub(crate) fn name(path: &Path) -> String {
 
 /// Replaces a file atomically by the output of `write`, and waits until it is on disk. A reader finds either the old or
 /// the new file, even after a power failure.
-pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
+///
+/// # Errors
+/// The file cannot be written.
+pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
     let partial = path.with_file_name(name);

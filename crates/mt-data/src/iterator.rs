@@ -61,6 +61,7 @@ impl TrainIterator {
         if tokenizer.is_none() && dataset.needs_tokenizer() {
             return Err(DataError::Options(format!("the documents of {} need a tokenizer", dataset.name())));
         }
+        dataset.report_damage(&options.damage);
         let fingerprint = fingerprint(&dataset, &options, tokenizer.as_deref());
         // Padding is masked, so any token of the model's vocabulary serves.
         let known = |pad: &i32| options.vocab_size.is_none_or(|size| (*pad as usize) < size);

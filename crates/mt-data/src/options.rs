@@ -126,6 +126,8 @@ pub struct DatasetOptions {
     pub damage: Damage,
     /// Threads that tokenize; 0 for one per core. The batches do not depend on it.
     pub threads: usize,
+    /// Bytes of memory for documents that are tokenized ahead of their use. The batches do not depend on it.
+    pub memory: u64,
 }
 
 impl DatasetOptions {
@@ -157,6 +159,7 @@ impl DatasetOptions {
             remainder: Remainder::Drop,
             damage: Damage::Stop,
             threads: 0,
+            memory: 1 << 30,
         }
     }
 

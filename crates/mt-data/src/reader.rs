@@ -21,6 +21,8 @@ const READ_TOGETHER: usize = 32;
 /// The least of each, if several streams share them.
 const LEAST_DOCUMENTS: usize = 8;
 const LEAST_BYTES: usize = 64 << 10;
+/// The bytes of memory that a byte of text takes, its tokens and the rows that hold them included.
+const MEMORY_OF_BYTE: u64 = 16;
 
 /// Returns the tokens of examples by their global index, which increases through the epochs.
 #[derive(Debug)]
@@ -41,6 +43,8 @@ pub(crate) struct DocumentReader {
     pool: Option<Arc<rayon::ThreadPool>>,
     /// The number of streams, each of which has a reader of its own.
     streams: u64,
+    /// The bytes of text that are tokenized at once.
+    most_bytes: usize,
     queue: VecDeque<(u64, EncodedDocument)>,
     /// The error of the next example after the queue. It is reported when that example is requested.
     failed: Option<(u64, DataError)>,
@@ -84,6 +88,9 @@ impl DocumentReader {
             num_examples,
             pool,
             streams: options.streams as u64,
+            most_bytes: ((options.memory / MEMORY_OF_BYTE).min(LOOKAHEAD_BYTES as u64) as usize
+                / options.streams)
+                .max(LEAST_BYTES),
             queue: VecDeque::new(),
             failed: None,
         }
@@ -125,16 +132,16 @@ impl DocumentReader {
         let (mut texts, mut bytes) = (Vec::new(), 0);
         let streams = self.streams as usize;
         let most_documents = (LOOKAHEAD_DOCUMENTS / streams).max(LEAST_DOCUMENTS);
-        let most_bytes = (LOOKAHEAD_BYTES / streams).max(LEAST_BYTES);
         let mut next = first;
         while self.failed.is_none()
             && texts.len() < most_documents
-            && bytes < most_bytes
+            && bytes < self.most_bytes
             && !self.is_past_end(next)
         {
             // A few documents at a time are read by all threads, because their records are decompressed and parsed.
             let mut group = Vec::new();
-            while group.len() < READ_TOGETHER && !self.is_past_end(next) {
+            let together = READ_TOGETHER.min(most_documents - texts.len());
+            while group.len() < together && !self.is_past_end(next) {
                 if next == first || wanted(next) {
                     group.push((next, self.visits.document(next)));
                 }

@@ -34,20 +34,11 @@ pub struct StreamPosition {
 pub struct IteratorState {
     /// The version of the format.
     pub version: u32,
-    /// The epoch of the next document.
-    pub epoch: u64,
-    /// The position of the next document in that epoch's order.
-    pub document: u64,
-    /// The number of positions of that document that earlier rows have used.
-    pub token: u64,
-    /// The number of rows, among those filled together from that document on, that have been used.
-    pub skip_rows: u64,
-    /// Rows produced so far, on all hosts together.
-    pub rows: u64,
-    /// The examples that have been read for these rows, some of which wait for later ones.
-    #[serde(default)]
-    pub read: u64,
-    /// The positions of several streams, as far as they are known. The fields above are 0 then, but for the rows.
+    /// The position of the only stream. With several, only its rows and examples are set: to the sum and the maximum over the
+    /// known streams.
+    #[serde(flatten)]
+    pub only: StreamPosition,
+    /// The positions of several streams, as far as they are known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub streams: Vec<Option<StreamPosition>>,
     /// The hashes and settings, by name, on which the numbers above depend.
@@ -73,15 +64,13 @@ impl IteratorState {
                 None => only = position,
             }
         }
-        let StreamPosition { epoch, document, token, skip_rows, rows, read } = only;
-        Self { version: STATE_VERSION, epoch, document, token, skip_rows, rows, read, streams, fingerprint }
+        Self { version: STATE_VERSION, only, streams, fingerprint }
     }
 
     /// The position of a stream.
     pub(crate) fn position(&self, number: usize, count: usize) -> Result<StreamPosition> {
         if count == 1 && self.streams.is_empty() {
-            let Self { epoch, document, token, skip_rows, rows, read, .. } = *self;
-            return Ok(StreamPosition { epoch, document, token, skip_rows, rows, read });
+            return Ok(self.only);
         }
         self.streams.get(number).copied().flatten().ok_or_else(|| {
             let reason =
@@ -106,8 +95,8 @@ impl IteratorState {
                     return Err(DataError::StateDamaged { reason });
                 }
                 (None, Some(more)) => {
-                    self.rows += more.rows;
-                    self.read = self.read.max(more.read);
+                    self.only.rows += more.rows;
+                    self.only.read = self.only.read.max(more.read);
                     *own = Some(*more);
                 }
                 _ => {}

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use crate::damage::DamagedFiles;
 use crate::error::{DataError, Result};
 use crate::files;
 
@@ -157,10 +158,15 @@ enum Place {
 }
 
 impl Content {
-    /// Opens a file, and decompresses it if it is compressed.
-    pub(crate) fn open(path: PathBuf, spool: &Arc<Spool>, keep_open: bool) -> Result<Self> {
+    /// Opens a file, and decompresses it if it is compressed: up to its damage, if that is skipped.
+    pub(crate) fn open(
+        path: PathBuf,
+        spool: &Arc<Spool>,
+        keep_open: bool,
+        damaged: &DamagedFiles,
+    ) -> Result<Self> {
         let compression = compression_of(&path)?;
-        Self::with_compression(path, compression, spool, keep_open)
+        Self::with_compression(path, compression, spool, keep_open, damaged)
     }
 
     /// As [`Content::open`], of a file whose compression is known.
@@ -169,6 +175,7 @@ impl Content {
         compression: FileCompression,
         spool: &Arc<Spool>,
         keep_open: bool,
+        damaged: &DamagedFiles,
     ) -> Result<Self> {
         let file = files::open(&path)?;
         if compression == FileCompression::None {
@@ -179,14 +186,18 @@ impl Content {
         let mut reader = compression.reader(file).map_err(DataError::io("read", &path))?;
         let (mut extents, mut length) = (Vec::new(), 0);
         let mut buffer = vec![0; EXTENT as usize];
-        loop {
+        let mut is_cut = false;
+        while !is_cut {
             let mut filled = 0;
-            while filled < buffer.len() {
+            while filled < buffer.len() && !is_cut {
                 match reader.read(&mut buffer[filled..]) {
                     Ok(0) => break,
                     Ok(read) => filled += read,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(undecodable(&path, compression, length + filled as u64, error)),
+                    Err(error) => {
+                        damaged.skip(undecodable(&path, compression, length + filled as u64, error))?;
+                        is_cut = true;
+                    }
                 }
             }
             if filled == 0 {
@@ -287,7 +298,7 @@ mod tests {
         for (name, stored, compression) in files {
             let path = directory.path().join(name);
             std::fs::write(&path, stored).unwrap();
-            let content = Content::open(path.clone(), &spool, true).unwrap();
+            let content = Content::open(path.clone(), &spool, true, &DamagedFiles::default()).unwrap();
             assert_eq!((compression_of(&path).unwrap(), content.length), (compression, bytes.len() as u64));
             for (offset, count) in [(0, 10), (EXTENT - 5, 10), (5, 2 * EXTENT), (bytes.len() as u64 - 1, 1)] {
                 let mut found = vec![0; count as usize];
@@ -310,7 +321,8 @@ mod tests {
         {
             let path = directory.path().join(name);
             std::fs::write(&path, &stored[..stored.len() - 9]).unwrap();
-            let cut = Content::open(path.clone(), &Arc::default(), true).unwrap_err();
+            let cut =
+                Content::open(path.clone(), &Arc::default(), true, &DamagedFiles::default()).unwrap_err();
             assert!(cut.is_user_error() && cut.to_string().contains("it is cut off\nhint: "), "{cut}");
             // Zstandard's frames have a checksum only on request.
             if name == "b.zst" {
@@ -320,7 +332,7 @@ mod tests {
             let middle = stored.len() / 2;
             damaged[middle] ^= 0x55;
             std::fs::write(&path, &damaged).unwrap();
-            let error = Content::open(path, &Arc::default(), true).unwrap_err();
+            let error = Content::open(path, &Arc::default(), true, &DamagedFiles::default()).unwrap_err();
             assert!(error.is_user_error() && error.to_string().contains(name), "{error}");
         }
     }

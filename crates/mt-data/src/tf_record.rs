@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::damage::DamagedFiles;
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::storage::{Content, FileCompression, Spool, compression_of};
@@ -44,36 +45,40 @@ pub(crate) struct TfRecordFile {
 }
 
 impl TfRecordFile {
-    /// Opens a file, which may be compressed with gzip, zlib or Zstandard, and finds its records.
+    /// Opens a file, which may be compressed with gzip, zlib or Zstandard, and finds its records: those before its damage, if
+    /// that is skipped.
     ///
     /// # Errors
     /// The file cannot be read, or a length does not agree with its checksum or with the size of the file.
-    pub(crate) fn open(path: &Path, spool: &Arc<Spool>, keep_open: bool) -> Result<Self> {
+    pub(crate) fn open(
+        path: &Path,
+        spool: &Arc<Spool>,
+        keep_open: bool,
+        damaged_files: &DamagedFiles,
+    ) -> Result<Self> {
         let compression = match compression_of(path)? {
             FileCompression::None if is_zlib(path)? => FileCompression::Zlib,
             compression => compression,
         };
-        let content = Content::with_compression(path.to_owned(), compression, spool, keep_open)?;
+        let content =
+            Content::with_compression(path.to_owned(), compression, spool, keep_open, damaged_files)?;
         let (mut starts, mut checksum) = (vec![0], 0);
         let mut window = Window { content: &content, start: 0, bytes: Vec::new() };
         let mut offset = 0;
         while offset < content.length {
-            let damaged = |reason: String| damaged(path, starts.len() as u64 - 1, reason);
-            let cut = || damaged(format!("the file ends inside it, at byte {}", content.length));
-            let header = window.bytes(offset, HEADER)?.ok_or_else(cut)?;
-            if masked(&header[..8]) != self::checksum(&header[8..]) {
-                let is_first = starts.len() == 1;
-                let reason = match is_first {
-                    true => "the file does not begin with a record of a TFRecord file",
-                    false => "the checksum of its length differs",
-                };
-                return Err(damaged(reason.into()));
+            let record = starts.len() as u64 - 1;
+            match next_record(&mut window, path, record, offset) {
+                Ok((end, sum)) => {
+                    checksum = crc32c::crc32c_append(checksum, &sum);
+                    offset = end;
+                    starts.push(end);
+                }
+                // The place of the next record is unknown.
+                Err(error) => {
+                    damaged_files.skip(error)?;
+                    break;
+                }
             }
-            let end = number(header).checked_add(offset + HEADER).ok_or_else(cut)?;
-            let trailer = window.bytes(end, TRAILER)?.ok_or_else(cut)?;
-            checksum = crc32c::crc32c_append(checksum, trailer);
-            offset = end + TRAILER;
-            starts.push(offset);
         }
         Ok(Self { content, starts, checksum })
     }
@@ -105,6 +110,30 @@ impl TfRecordFile {
         }
         Ok(bytes)
     }
+}
+
+/// The end of the record at an offset, and its checksum.
+fn next_record(
+    window: &mut Window<'_>,
+    path: &Path,
+    record: u64,
+    offset: u64,
+) -> Result<(u64, [u8; TRAILER as usize])> {
+    let length = window.content.length;
+    let cut = || damaged(path, record, format!("the file ends inside it, at byte {length}"));
+    let header = window.bytes(offset, HEADER)?.ok_or_else(cut)?;
+    if masked(&header[..8]) != checksum(&header[8..]) {
+        let reason = match record {
+            0 => "the file does not begin with a record of a TFRecord file",
+            _ => "the checksum of its length differs",
+        };
+        return Err(damaged(path, record, reason.into()));
+    }
+    let end = number(header).checked_add(offset + HEADER).ok_or_else(cut)?;
+    let trailer = window.bytes(end, TRAILER)?.ok_or_else(cut)?;
+    let mut sum = [0; TRAILER as usize];
+    sum.copy_from_slice(trailer);
+    Ok((end + TRAILER, sum))
 }
 
 fn damaged(path: &Path, record: u64, reason: String) -> DataError {
@@ -222,7 +251,7 @@ mod tests {
     }
 
     fn read(path: &Path) -> Result<Vec<Vec<u8>>> {
-        let file = TfRecordFile::open(path, &Arc::default(), true)?;
+        let file = TfRecordFile::open(path, &Arc::default(), true, &DamagedFiles::default())?;
         (0..file.len()).map(|index| file.read(index)).collect()
     }
 

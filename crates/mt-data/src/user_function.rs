@@ -7,7 +7,7 @@
 use std::{
     io::{BufRead, BufReader, BufWriter, ErrorKind, Write},
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Stdio},
 };
 
 use serde_json::{Map, Value, json};
@@ -15,13 +15,13 @@ use serde_json::{Map, Value, json};
 use crate::{
     error::{DataError, Result},
     files,
+    python::{INTERPRETER, python_command, python_failure},
     source::{Dataset, Source},
     watch::Watch,
 };
 
 /// The program that imports the function and applies it.
 const PROGRAM: &str = include_str!("user_function.py");
-const INTERPRETER: &str = "python3";
 
 /// A function of the user.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,21 +96,8 @@ struct Python {
 impl Python {
     fn start(function: &UserFunction) -> Result<Self> {
         let failed = |reason: String| DataError::NoUserFunction { function: function.stated(), reason };
-        let started = Command::new(INTERPRETER)
-            .args(["-X", "utf8", "-c", PROGRAM])
-            // The order of sets of texts is otherwise another one in each process.
-            .env("PYTHONHASHSEED", "0")
-            .env("PYTHONDONTWRITEBYTECODE", "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn();
-        let mut child = started.map_err(|error| match error.kind() {
-            ErrorKind::NotFound => failed(format!(
-                "there is no `{INTERPRETER}`\nhint: install Python 3, or add its directory to PATH; only keys that \
-                 name functions in Python need it"
-            )),
-            _ => failed(format!("`{INTERPRETER}` cannot be started: {error}")),
-        })?;
+        let started = python_command(PROGRAM).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = started.map_err(|error| failed(python_failure(&error)))?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let mut python = Self {
             child,

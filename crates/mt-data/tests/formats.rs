@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use common::{check_resume, drain, length};
 use mt_data::{
-    Batch, Component, DataError, Dataset, DatasetOptions, Document, ExampleColumns, ExampleFormat,
-    OlmoSource, Packing, RecordFormat, Remainder, Source, TensorflowDataset, Tokenizer, TrainIterator,
+    Batch, Component, Damage, DataError, Dataset, DatasetOptions, Document, ExampleColumns, ExampleFormat,
+    IteratorState, OlmoSource, Packing, RecordFormat, Remainder, Skipped, Source, TensorflowDataset,
+    Tokenizer, TrainIterator, Watch,
     arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
 };
 use proptest::prelude::*;
@@ -312,6 +313,77 @@ fn foreign_and_damaged_records_are_named() {
     );
 }
 
+#[test]
+fn damaged_files_are_left_out_on_request() {
+    let directory = directory();
+    let cut = |from: &str, to: &str, length: usize| {
+        let bytes = fs::read(directory.path().join(from)).unwrap();
+        fs::write(directory.path().join(to), &bytes[..length.min(bytes.len() - 20)]).unwrap();
+    };
+    cut("zipped.jsonl", "cut.jsonl", usize::MAX);
+    cut("plain.tfrecord", "cut.tfrecord", 3000);
+    cut("gzip.tfrecord", "zipped.tfrecord", usize::MAX);
+    cut("uncompressed.array_record", "cut.array_record", 1000);
+    cut("pyarrow_none.parquet", "cut.parquet", 500);
+    let all: Vec<String> = list(&expected()["texts"]);
+    let all: Vec<String> = all.into_iter().filter(|text| !text.is_empty()).collect();
+    let both = |good: &str, bad: &str| [files(&directory, good), files(&directory, bad)].concat();
+    let read = |source: Source, tokenizer: Option<Arc<Tokenizer>>| {
+        let messages = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let kept = messages.clone();
+        let skipped = Skipped::new(move |error, count| {
+            let mut kept = kept.lock().unwrap();
+            kept.push(error.to_string());
+            assert_eq!(kept.len() as u64, count);
+        });
+        let options = DatasetOptions {
+            packing: Packing::Off,
+            shuffle: false,
+            num_epoch: Some(1),
+            remainder: Remainder::Pad,
+            ..DatasetOptions::training(source, 400, 1)
+        };
+        assert!(TrainIterator::open(options.clone(), tokenizer.clone()).unwrap_err().is_user_error());
+        let options = DatasetOptions { damage: Damage::Skip(skipped), ..options };
+        let batches = drain(&mut TrainIterator::open(options, tokenizer).unwrap(), 1000);
+        let messages = messages.lock().unwrap().clone();
+        (batches, messages)
+    };
+    let check = |source: Source, message: &str, least: usize| {
+        let (batches, messages) = read(source, bytes());
+        let found: Vec<String> = documents(&batches).into_iter().filter(|text| !text.is_empty()).collect();
+        let (good, bad) = found.split_at(all.len());
+        assert_eq!(good, all, "{message}");
+        assert!(bad.len() >= least && bad.len() < all.len() && all.starts_with(bad), "{bad:?}: {messages:?}");
+        assert!(messages[0].contains(message), "{messages:?}");
+    };
+    let column = || "text".to_owned();
+    let source = Source::JsonLines { files: both("datasets.jsonl", "cut.jsonl"), column: column() };
+    check(source, "cut.jsonl` cannot be decompressed (gzip) behind byte", 1);
+    let [array, tf] = [ExampleFormat::ArrayRecord, ExampleFormat::TfRecord];
+    for (good, bad, format, message, least) in [
+        ("plain.tfrecord", "cut.tfrecord", tf, "the file ends inside it, at byte 3000", 5),
+        ("plain.tfrecord", "zipped.tfrecord", tf, "zipped.tfrecord` cannot be decompressed (gzip)", 1),
+        ("uncompressed.array_record", "cut.array_record", array, "cut.array_record`", 0),
+    ] {
+        check(Source::Examples { files: both(good, bad), format, column: column() }, message, least);
+    }
+    let source = Source::Parquet { files: both("pyarrow_none.parquet", "cut.parquet"), column: column() };
+    check(source, "cut.parquet` is not a readable parquet file", 0);
+    let source = Source::Tokens {
+        files: both("pyarrow_none.parquet", "datasets.parquet"),
+        format: RecordFormat::Parquet,
+        column: "wide".into(),
+    };
+    let (batches, messages) = read(source, None);
+    assert_eq!((batches.len(), messages.len()), (all.len() + 1, 1));
+    assert!(messages[0].contains("datasets.parquet` has no column `wide`"), "{messages:?}");
+    // Nothing is left.
+    let source = Source::Parquet { files: files(&directory, "cut.parquet"), column: column() };
+    let error = Dataset::open_with(&source, Watch::silent(), true).unwrap_err();
+    assert!(error.to_string().contains("cut.parquet` is not a readable parquet file"), "{error}");
+}
+
 fn memory(name: &str, count: usize) -> Source {
     let documents = (0..count).map(|n| format!("{name}{n} {}", "x".repeat(n * 7 % 23))).collect();
     Source::Memory { name: name.into(), documents }
@@ -387,12 +459,14 @@ fn mixtures_draw_by_weight_and_end_with_a_source() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Batches after any stop, and on any number of hosts and threads, are those of the uninterrupted run on one.
+    /// Batches of any number of hosts and threads are those of the uninterrupted run on one, and so are those after a stop at
+    /// any step, on any other number of hosts.
     #[test]
     fn every_source_resumes_exactly_on_any_hosts(
         parts in proptest::collection::vec((1usize..30, 1u32..9, proptest::option::of(1u64..3), proptest::option::of(1u64..20)), 1..4),
         which in 0usize..14, packing in 0usize..4, epochs in proptest::option::of(1u64..3), seed in any::<u64>(),
-        hosts in 1usize..=7, threads in 1usize..=3, drops in any::<bool>(), max_segments in proptest::option::of(1usize..4),
+        hosts in 1usize..=7, others in 1usize..=7, threads in 1usize..=5, stop in 0usize..=6, drops in any::<bool>(),
+        max_segments in proptest::option::of(1usize..4), has_streams in any::<bool>(), memory in prop_oneof![Just(1), Just(1 << 30)],
     ) {
         let directory = directory();
         let parts: Vec<_> = parts.iter().map(|(count, weight, epochs, cap)| (*count, f64::from(*weight), *epochs, *cap)).collect();
@@ -402,6 +476,7 @@ proptest! {
         sources.push((mixture(&parts), bytes()));
         let (source, tokenizer) = sources[which % sources.len()].clone();
         let packing = [Packing::Off, Packing::ConcatThenSplit, Packing::FirstFit, Packing::BestFit][packing];
+        let rows = hosts * others;
         let options = DatasetOptions {
             packing,
             seed,
@@ -409,18 +484,56 @@ proptest! {
             drops_long_ends: Some(drops),
             max_segments,
             threads,
-            ..DatasetOptions::training(source, 13, 2 * hosts)
+            memory,
+            streams: if has_streams { rows } else { 1 },
+            ..DatasetOptions::training(source, 13, rows)
         };
         check_resume(&options, tokenizer.clone(), 5);
-        let whole = TrainIterator::open(options.clone(), tokenizer.clone()).unwrap().next();
-        let Ok(whole) = whole else { return Ok(()) };
-        for host_index in 0..hosts {
-            let options = DatasetOptions { num_hosts: hosts, host_index, threads: 1, ..options.clone() };
-            let own = TrainIterator::open(options, tokenizer.clone()).unwrap().next().unwrap();
-            for name in [INPUTS, TARGETS, TARGETS_SEGMENTATION, INPUTS_POSITION] {
-                let of_host = whole.as_ref().map(|batch| &batch.integers(name)[host_index * 2 * 13..(host_index + 1) * 2 * 13]);
-                prop_assert_eq!(own.as_ref().map(|batch| batch.integers(name)), of_host);
+        let open = |hosts: usize, host: usize, threads: usize| {
+            let options = DatasetOptions { num_hosts: hosts, host_index: host, threads, ..options.clone() };
+            TrainIterator::open(options, tokenizer.clone()).unwrap()
+        };
+        let (mut single, mut whole) = (open(1, 0, 1), Vec::new());
+        while whole.len() < 6 {
+            match single.next() {
+                Ok(Some(batch)) => whole.push(batch),
+                Ok(None) => break,
+                // The documents do not fill one batch.
+                Err(_) => return Ok(()),
             }
+        }
+        // The batches from a step on equal a host's rows of the whole ones. A host whose streams have ended has none.
+        let check = |iterator: &mut TrainIterator, hosts: usize, host: usize, steps: std::ops::Range<usize>| {
+            for batch in &whole[steps] {
+                let found = iterator.next().unwrap();
+                for name in [INPUTS, TARGETS, INPUTS_SEGMENTATION, TARGETS_SEGMENTATION, INPUTS_POSITION] {
+                    let share = rows / hosts * 13;
+                    let expected = &batch.integers(name)[host * share..(host + 1) * share];
+                    match &found {
+                        Some(found) => prop_assert_eq!(found.integers(name), expected, "{} of host {}", name, host),
+                        None => prop_assert!(name != INPUTS_SEGMENTATION || expected.iter().all(|segment| *segment == 0)),
+                    }
+                }
+            }
+            Ok(())
+        };
+        let stop = stop.min(whole.len());
+        let mut joined: Option<IteratorState> = None;
+        for host in 0..hosts {
+            let mut iterator = open(hosts, host, threads);
+            check(&mut iterator, hosts, host, 0..stop)?;
+            let state = iterator.state();
+            match &mut joined {
+                Some(joined) if has_streams && rows > 1 => joined.join(&state).unwrap(),
+                Some(joined) => prop_assert_eq!(&*joined, &state),
+                None => joined = Some(state),
+            }
+        }
+        let state = IteratorState::from_json(&joined.unwrap().to_json()).unwrap();
+        for host in 0..others {
+            let mut iterator = open(others, host, 6 - threads);
+            iterator.restore(&state).unwrap();
+            check(&mut iterator, others, host, stop..whole.len())?;
         }
     }
 }

@@ -483,7 +483,7 @@ fn states_of_other_data_are_refused_by_name() {
     assert!(other.restore(&state).unwrap_err().to_string().contains("the tokenizer is"));
 
     let mut damaged = state.clone();
-    damaged.document = 99;
+    damaged.only.document = 99;
     let mut iterator = TrainIterator::open(base.clone(), tokenizer()).unwrap();
     assert!(
         iterator

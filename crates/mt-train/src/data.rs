@@ -264,6 +264,8 @@ impl DataRequest<'_> {
             trains_eos: self.data.dataset_type != DatasetType::C4Mlperf,
             max_segments: self.data.max_segments_per_seq,
             streams: self.data.packing_streams,
+            threads: self.threads(),
+            memory: self.data.grain_ram_budget_mb << 20,
             row_cache: self.data.packed_data_cache.clone(),
             shuffle: self.data.enable_data_shuffling,
             seed: self.data.data_shuffle_seed,
@@ -274,6 +276,15 @@ impl DataRequest<'_> {
             remainder: Remainder::Drop,
             damage: self.damage(),
             ..DatasetOptions::training(source, length, rows)
+        }
+    }
+
+    /// The threads that tokenize; 0 for one per core, which a single process of MaxText's default stands for, too.
+    fn threads(&self) -> usize {
+        match self.data.grain_worker_count {
+            None | Some(1) => 0,
+            Some(0) => 1,
+            Some(count) => count,
         }
     }
 

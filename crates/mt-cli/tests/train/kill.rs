@@ -103,6 +103,11 @@ fn killed_runs_end_as_if_nothing_had_happened() {
     let mut random = Random(seed);
     let mut tally = Tally::default();
     let sandbox = Sandbox::new();
+    for file in ["train", "evaluation"] {
+        let lines = fs::read_to_string(sandbox.path(&format!("{file}.txt"))).unwrap();
+        let records = lines.lines().map(|line| format!("{}\n", serde_json::json!({ "text": line })));
+        fs::write(sandbox.path(&format!("{file}.jsonl")), records.collect::<String>()).unwrap();
+    }
     let variants: [&[&str]; 3] = [
         // Checkpoints store query weights with their scale folded in. If the scale is not a power of two, the exact
         // weights are stored, too.
@@ -125,6 +130,13 @@ fn killed_runs_end_as_if_nothing_had_happened() {
             "per_device_batch_size_start=2",
             "per_device_batch_size_increment=2",
             "global_rampup_samples=60",
+            // A mixture, read by several threads.
+            "dataset_type=grain",
+            "grain_file_type=jsonl",
+            "grain_train_files=train.jsonl,3;evaluation.jsonl,1",
+            "grain_eval_files=evaluation.jsonl",
+            "grain_packing_type=best_fit",
+            "grain_worker_count=3",
         ],
     ];
     let mut rounds = 0;

@@ -67,6 +67,8 @@ group! {
         grain_packing_type: PackingType,
         max_segments_per_seq: Option<usize>,
         packing_streams: usize,
+        grain_worker_count: Option<usize>,
+        grain_ram_budget_mb: u64,
         packed_data_cache: Option<PathBuf>,
         fim_rate: f64,
         fim_spm_rate: f64,

@@ -95,13 +95,10 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "grain_worker_count",
                 1,
-                "Number of processes that prepare training batches; -1 chooses it within \
-                 `grain_ram_budget_mb`.",
+                "Number of threads that read and tokenize training documents; 1 and -1 use as many as there are processors, 0 a \
+                 single one. The batches do not depend on it.",
             )
-            .no_effect_here(
-                "it tunes Grain's worker processes; batches here are made by threads that need \
-                 no tuning",
-            )
+            .at_least(-1.0)
             .acts_on("data")
             .may_change(),
             Key::integer(
@@ -140,13 +137,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "grain_ram_budget_mb",
                 1024,
-                "Host memory in MB that worker processes may take when their number is chosen \
-                 automatically.",
+                "Host memory in MB for training documents that are tokenized ahead. The batches do not depend on it.",
             )
-            .no_effect_here(
-                "it tunes Grain's worker processes; batches here are made by threads that need \
-                 no tuning",
-            )
+            .at_least(1.0)
             .acts_on("data")
             .may_change(),
             Key::integer(

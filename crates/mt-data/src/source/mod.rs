@@ -22,6 +22,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use crate::damage::{Damage, DamagedFiles};
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::repository::{self, Split};
@@ -169,6 +170,8 @@ pub struct Dataset {
     name: String,
     fingerprint: String,
     documents: Documents,
+    /// The errors of files that are left out as far as they are damaged.
+    damaged: Vec<DataError>,
 }
 
 #[derive(Debug)]
@@ -222,12 +225,13 @@ impl Dataset {
     }
 
     /// As [`Dataset::open_watched`], for a run that skips documents that cannot be read if `skips` is set. They are then no
-    /// reason to refuse the dataset.
+    /// reason to refuse the dataset, and files count up to their damage, if they can be read so far.
     ///
     /// # Errors
     /// As [`Dataset::open_watched`], except for documents.
     pub fn open_with(source: &Source, watch: Watch<'_>, skips: bool) -> Result<Self> {
         let mut identity = Identity::default();
+        let damaged = DamagedFiles::new(skips);
         let (name, documents) = match source {
             Source::Synthetic { vocab_size } => {
                 if *vocab_size == 0 || *vocab_size > i32::MAX as usize {
@@ -246,34 +250,34 @@ impl Dataset {
                         paths,
                         LineContent::Line,
                         &mut identity,
-                        (watch, skips),
+                        (watch, &damaged),
                     )?),
                 };
                 (files::quoted(files), documents)
             }
             Source::JsonLines { files, column } => {
                 let content = ExampleColumns::Text(column.clone());
-                records(files, RecordFormat::JsonLines, &content, &mut identity, (watch, skips))?
+                records(files, RecordFormat::JsonLines, &content, &mut identity, (watch, &damaged))?
             }
             Source::Parquet { files, column } => {
                 let content = ExampleColumns::Text(column.clone());
-                records(files, RecordFormat::Parquet, &content, &mut identity, (watch, skips))?
+                records(files, RecordFormat::Parquet, &content, &mut identity, (watch, &damaged))?
             }
             Source::Examples { files, format, column } => {
                 let content = ExampleColumns::Text(column.clone());
-                records(files, RecordFormat::Examples(*format), &content, &mut identity, (watch, skips))?
+                records(files, RecordFormat::Examples(*format), &content, &mut identity, (watch, &damaged))?
             }
             Source::Records { files, format, columns } => {
                 let content = ExampleColumns::Record(columns.clone());
-                records(files, *format, &content, &mut identity, (watch, skips))?
+                records(files, *format, &content, &mut identity, (watch, &damaged))?
             }
             Source::Tokens { files, format, column } => {
                 let content = ExampleColumns::Tokens(column.clone());
-                records(files, *format, &content, &mut identity, (watch, skips))?
+                records(files, *format, &content, &mut identity, (watch, &damaged))?
             }
             Source::TensorflowDataset(dataset) => {
                 let name = format!("`{}` ({})", dataset.name, dataset.split);
-                (name, Documents::tensorflow(dataset, &mut identity, (watch, skips))?)
+                (name, Documents::tensorflow(dataset, &mut identity, (watch, &damaged))?)
             }
             Source::Olmo(source) => {
                 let name = format!("`{}`", source.index.display());
@@ -299,12 +303,24 @@ impl Dataset {
                 (format!("`{name}`"), Documents::Memory(documents.clone()))
             }
         };
-        let dataset = Self { name, fingerprint: identity.finish(), documents };
+        let damaged = damaged.into_errors();
+        let dataset = Self { name, fingerprint: identity.finish(), documents, damaged };
         if dataset.num_documents() == 0 {
+            if let Some(error) = dataset.damaged.into_iter().next() {
+                return Err(error);
+            }
             let hint = "\nhint: the files exist, but are all empty";
             return Err(DataError::Empty { dataset: dataset.name, hint: hint.into() });
         }
         Ok(dataset)
+    }
+
+    /// Reports the damage of files that are left out.
+    pub(crate) fn report_damage(&self, damage: &Damage) {
+        self.damaged.iter().for_each(|error| damage.report(error));
+        if let Documents::Mixture(mixture) = &self.documents {
+            mixture.parts.iter().for_each(|part| part.report_damage(damage));
+        }
     }
 
     /// The number of documents, including empty ones.
@@ -406,7 +422,7 @@ impl Dataset {
         // Sources that change batches keep the position of the text within theirs.
         let of_text = position.get("data").unwrap_or(position);
         let state = IteratorState::deserialize(of_text).ok();
-        let examples = state.map(|state| state.read);
+        let examples = state.map(|state| state.only.read);
         examples.map(|examples| self.drawn(examples)).unwrap_or_default()
     }
 
@@ -488,7 +504,7 @@ fn records(
     format: RecordFormat,
     columns: &ExampleColumns,
     identity: &mut Identity,
-    (watch, skips): (Watch<'_>, bool),
+    (watch, damaged): (Watch<'_>, &DamagedFiles),
 ) -> Result<(String, Documents)> {
     let paths = files::expand(files)?;
     let documents = match format {
@@ -498,13 +514,13 @@ fn records(
                 ExampleColumns::Tokens(column) => LineContent::tokens(column),
                 ExampleColumns::Record(columns) => LineContent::Record(columns.clone()),
             };
-            Documents::Lines(LineDocuments::open(paths, content, identity, (watch, skips))?)
+            Documents::Lines(LineDocuments::open(paths, content, identity, (watch, damaged))?)
         }
         RecordFormat::Parquet => {
-            Documents::Parquet(ParquetDocuments::open(paths, columns.clone(), identity, skips)?)
+            Documents::Parquet(ParquetDocuments::open(paths, columns.clone(), identity, damaged)?)
         }
         RecordFormat::Examples(format) => {
-            Documents::examples(paths, format, columns.clone(), identity, (watch, skips))?
+            Documents::examples(paths, format, columns.clone(), identity, (watch, damaged))?
         }
     };
     Ok((files::quoted(files), documents))
@@ -516,7 +532,7 @@ impl Documents {
         format: ExampleFormat,
         content: ExampleColumns,
         identity: &mut Identity,
-        opening: (Watch<'_>, bool),
+        opening: (Watch<'_>, &DamagedFiles),
     ) -> Result<Self> {
         let opened = ExampleDocuments::open(paths, format, content, identity, opening)?;
         Ok(Self::Examples(Box::new(opened)))
@@ -525,7 +541,7 @@ impl Documents {
     fn tensorflow(
         dataset: &TensorflowDataset,
         identity: &mut Identity,
-        opening: (Watch<'_>, bool),
+        opening: (Watch<'_>, &DamagedFiles),
     ) -> Result<Self> {
         let TensorflowDataset { directory, name, split, content } = dataset;
         let shards = tensorflow_datasets::open(directory, name, split, &content.names())?;

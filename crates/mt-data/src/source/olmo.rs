@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::text::MAX_OPEN_FILES;
 use super::{Document, Identity};
+use crate::damage::DamagedFiles;
 use crate::error::{DataError, Result};
 use crate::storage::{Content, FileCompression, Spool};
 use crate::tokenizer::EncodedDocument;
@@ -221,7 +222,13 @@ impl OlmoSource {
 impl TokenFile {
     fn open(path: &Path, tokens: u64, width: Width, keep_open: bool) -> Result<Self> {
         let spool = Arc::<Spool>::default();
-        let content = Content::with_compression(path.to_owned(), FileCompression::None, &spool, keep_open)?;
+        let content = Content::with_compression(
+            path.to_owned(),
+            FileCompression::None,
+            &spool,
+            keep_open,
+            &DamagedFiles::default(),
+        )?;
         let mut first = [0; 12];
         let read = content.length.min(first.len() as u64) as usize;
         content.read_exact_at(&mut first[..read], 0)?;

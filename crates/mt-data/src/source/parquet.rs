@@ -17,6 +17,7 @@ use super::lists::{self, Lists, token_leaves};
 use super::order::{Block, Order, WindowedOrder};
 use super::row::{POSITION, SEGMENTATION, TokenRow};
 use super::{Document, ExampleColumns, Identity};
+use crate::damage::DamagedFiles;
 use crate::error::{DataError, Result};
 use crate::files;
 
@@ -98,54 +99,31 @@ impl ParquetDocuments {
         paths: Vec<PathBuf>,
         content: ExampleColumns,
         identity: &mut Identity,
-        skips: bool,
+        damaged: &DamagedFiles,
     ) -> Result<Self> {
         let (mut groups, mut blocks, mut first) = (Vec::new(), Vec::new(), 0);
         for (file, path) in paths.iter().enumerate() {
-            let (length, checksum) = tail(path)?;
-            identity.add(&files::name(path), length, checksum);
-            let reader = open_reader(path)?;
-            let metadata = reader.metadata();
-            let schema = metadata.file_metadata().schema_descr();
-            let number = match &content {
-                ExampleColumns::Text(column) => Some(find_column(path, schema, column)?),
-                ExampleColumns::Record(columns) => projection(path, schema, columns).map(|_| None)?,
-                ExampleColumns::Tokens(column) => token_leaves(path, schema, column).map(|_| None)?,
+            let opened = tail(path).and_then(|tail| Ok((tail, row_groups(path, &content, file, first)?)));
+            let ((length, checksum), found) = match opened {
+                Ok(opened) => opened,
+                Err(error) => {
+                    damaged.skip(error)?;
+                    continue;
+                }
             };
-            let text_path = number.map(|number| schema.column(number).path().string());
-            for (index, group) in metadata.row_groups().iter().enumerate() {
-                let invalid = |what: &str| DataError::Parquet {
-                    path: path.clone(),
-                    reason: format!("row group {index} has {what}"),
-                };
-                let count =
-                    u64::try_from(group.num_rows()).map_err(|_| invalid("a negative number of rows"))?;
-                if number.is_some_and(|number| number >= group.num_columns()) {
-                    return Err(invalid("fewer columns than the file's schema"));
-                }
-                if number.is_some_and(|number| group.column(number).num_values() != group.num_rows()) {
-                    return Err(invalid("another number of values than of rows"));
-                }
-                let is_read = |leaf: &ColumnChunkMetaData| match &content {
-                    ExampleColumns::Text(_) => Some(leaf.column_path().string()) == text_path,
-                    ExampleColumns::Record(columns) => is_projected(leaf.column_path(), columns),
-                    ExampleColumns::Tokens(column) => {
-                        let root = leaf.column_path().parts().first();
-                        root.and_then(|root| root.strip_prefix(column.as_str()))
-                            .is_some_and(|rest| ["", SEGMENTATION, POSITION].contains(&rest))
-                    }
-                };
-                let sizes = group.columns().iter().filter(|leaf| is_read(leaf));
-                let bytes = sizes.map(|leaf| u64::try_from(leaf.uncompressed_size()).unwrap_or(0)).sum();
-                groups.push(Group { file, index, column: number });
-                blocks.push(Block { first, count, bytes });
-                first = count.checked_add(first).ok_or_else(|| invalid("too many rows"))?;
+            identity.add(&files::name(path), length, checksum);
+            for (group, block) in found {
+                first = block.first + block.count;
+                groups.push(group);
+                blocks.push(block);
             }
         }
         identity.add(&content.identity(), 0, 0);
         let documents = Self { content, paths, groups, blocks, cache: Mutex::new(VecDeque::new()) };
         // Decoding one group now reports undecodable text before any program is compiled.
-        if let Some(which) = documents.blocks.iter().position(|block| block.count > 0).filter(|_| !skips) {
+        if let Some(which) =
+            documents.blocks.iter().position(|block| block.count > 0).filter(|_| !damaged.skips())
+        {
             documents.group(which)?;
         }
         Ok(documents)
@@ -403,4 +381,50 @@ fn find_column(path: &Path, schema: &SchemaDescriptor, column: &str) -> Result<u
         PhysicalType::BYTE_ARRAY => Ok(number),
         other => Err(wrong(format!("values of type {other}"))),
     }
+}
+
+/// The row groups of a file with the documents in them, of which the first has the number `first`.
+fn row_groups(
+    path: &Path,
+    content: &ExampleColumns,
+    file: usize,
+    mut first: u64,
+) -> Result<Vec<(Group, Block)>> {
+    let mut found = Vec::new();
+    let reader = open_reader(path)?;
+    let metadata = reader.metadata();
+    let schema = metadata.file_metadata().schema_descr();
+    let number = match content {
+        ExampleColumns::Text(column) => Some(find_column(path, schema, column)?),
+        ExampleColumns::Record(columns) => projection(path, schema, columns).map(|_| None)?,
+        ExampleColumns::Tokens(column) => token_leaves(path, schema, column).map(|_| None)?,
+    };
+    let text_path = number.map(|number| schema.column(number).path().string());
+    for (index, group) in metadata.row_groups().iter().enumerate() {
+        let invalid = |what: &str| DataError::Parquet {
+            path: path.to_owned(),
+            reason: format!("row group {index} has {what}"),
+        };
+        let count = u64::try_from(group.num_rows()).map_err(|_| invalid("a negative number of rows"))?;
+        if number.is_some_and(|number| number >= group.num_columns()) {
+            return Err(invalid("fewer columns than the file's schema"));
+        }
+        if number.is_some_and(|number| group.column(number).num_values() != group.num_rows()) {
+            return Err(invalid("another number of values than of rows"));
+        }
+        let is_read = |leaf: &ColumnChunkMetaData| match content {
+            ExampleColumns::Text(_) => Some(leaf.column_path().string()) == text_path,
+            ExampleColumns::Record(columns) => is_projected(leaf.column_path(), columns),
+            ExampleColumns::Tokens(column) => {
+                let root = leaf.column_path().parts().first();
+                root.and_then(|root| root.strip_prefix(column.as_str()))
+                    .is_some_and(|rest| ["", SEGMENTATION, POSITION].contains(&rest))
+            }
+        };
+        let sizes = group.columns().iter().filter(|leaf| is_read(leaf));
+        let bytes = sizes.map(|leaf| u64::try_from(leaf.uncompressed_size()).unwrap_or(0)).sum();
+        found.push((Group { file, index, column: number }, Block { first, count, bytes }));
+        first = count.checked_add(first).ok_or_else(|| invalid("too many rows"))?;
+    }
+    Ok(found)
 }

@@ -14,6 +14,7 @@ use super::parquet::WINDOW_BYTES;
 use super::row::{POSITION, SEGMENTATION, TokenRow};
 use super::text::MAX_OPEN_FILES;
 use super::{Document, ExampleColumns, ExampleFormat, Identity};
+use crate::damage::DamagedFiles;
 use crate::error::{DataError, Result};
 use crate::example::{Example, Values};
 use crate::files;
@@ -28,6 +29,8 @@ const FINGERPRINT_BYTES: u64 = 256 << 10;
 enum File {
     Array(Reader),
     Tf(TfRecordFile),
+    /// Whose records are all left out.
+    Damaged,
 }
 
 impl File {
@@ -35,6 +38,7 @@ impl File {
         match self {
             Self::Array(reader) => reader.len(),
             Self::Tf(file) => file.len(),
+            Self::Damaged => 0,
         }
     }
 }
@@ -69,7 +73,7 @@ impl ExampleDocuments {
         format: ExampleFormat,
         content: ExampleColumns,
         identity: &mut Identity,
-        (watch, skips): (Watch<'_>, bool),
+        (watch, damaged): (Watch<'_>, &DamagedFiles),
     ) -> Result<Self> {
         let (spool, keep_open) = (Arc::<Spool>::default(), paths.len() <= MAX_OPEN_FILES);
         let opened = std::sync::atomic::AtomicU64::new(0);
@@ -77,12 +81,17 @@ impl ExampleDocuments {
         let open = |path: &PathBuf| {
             let file = match format {
                 ExampleFormat::ArrayRecord => {
-                    let reader = Reader::open(path)?;
-                    let checksum = ends(path)?;
-                    (File::Array(reader), checksum)
+                    let file = match Reader::open(path) {
+                        Ok(reader) => File::Array(reader),
+                        Err(error) => {
+                            damaged.skip(error.into())?;
+                            File::Damaged
+                        }
+                    };
+                    (file, ends(path)?)
                 }
                 ExampleFormat::TfRecord => {
-                    let file = TfRecordFile::open(path, &spool, keep_open)?;
+                    let file = TfRecordFile::open(path, &spool, keep_open, damaged)?;
                     let checksum = (file.size(), file.checksum);
                     (File::Tf(file), checksum)
                 }
@@ -109,7 +118,7 @@ impl ExampleDocuments {
         for file in 0..documents.files.len() {
             if documents.firsts[file] < documents.firsts[file + 1] {
                 let first = documents.record_document(documents.firsts[file]);
-                first.map(drop).or_else(|error| match skips && error.is_of_document() {
+                first.map(drop).or_else(|error| match damaged.skips() && error.is_of_document() {
                     true => Ok(()),
                     false => Err(error),
                 })?;
@@ -176,6 +185,7 @@ impl ExampleDocuments {
         let parse = |bytes: &[u8]| self.document(file, number, bytes);
         match &self.files[file] {
             File::Tf(records) => parse(&records.read(number)?),
+            File::Damaged => unreachable!("it has no records"),
             File::Array(reader) if self.groups.is_empty() => parse(&reader.read(number)?),
             File::Array(_) => {
                 let which = self.blocks.partition_point(|block| block.first + block.count <= record);
@@ -319,7 +329,7 @@ pub(super) fn object(example: &Example, columns: &[String]) -> Result<String, St
 fn groups(files: &[File], firsts: &[u64]) -> (Vec<(usize, usize)>, Vec<Block>) {
     let is_grouped = |file: &File| match file {
         File::Array(reader) => reader.groups().any(|group| group.count > 1),
-        File::Tf(_) => false,
+        File::Tf(_) | File::Damaged => false,
     };
     if !files.iter().any(is_grouped) {
         return (Vec::new(), Vec::new());

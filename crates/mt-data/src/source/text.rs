@@ -11,6 +11,7 @@ use rayon::prelude::*;
 use super::json::{JsonProblem, integers_under, record_with, text_under};
 use super::row::{POSITION, SEGMENTATION, TokenRow};
 use super::{Document, Identity};
+use crate::damage::DamagedFiles;
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::storage::{Content, FileCompression, Spool, compression_of, read_all, undecodable};
@@ -150,11 +151,12 @@ impl LineDocuments {
         paths: Vec<PathBuf>,
         content: LineContent,
         identity: &mut Identity,
-        (watch, skips): (Watch<'_>, bool),
+        (watch, damaged): (Watch<'_>, &DamagedFiles),
     ) -> Result<Self> {
         let indexed = Indexed::new(&paths, watch);
         let (spool, keep_open) = (Arc::<Spool>::default(), paths.len() <= MAX_OPEN_FILES);
-        let open = |path| Content::open(path, &spool, keep_open);
+        let open = |path| Content::open(path, &spool, keep_open, damaged);
+        let skips = damaged.skips();
         let files = paths.into_par_iter().map(|path| index_lines(open(path)?, &content, &indexed, skips));
         let files = files.collect::<Vec<_>>().into_iter().collect::<Result<Vec<_>>>()?;
         let mut firsts = vec![0];

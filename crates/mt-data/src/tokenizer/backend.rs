@@ -27,13 +27,19 @@ pub(super) struct AddedToken {
 pub(super) struct AddedTokens {
     by_id: HashMap<u32, AddedToken>,
     by_text: ByteTrie,
+    /// Whether a token begins with each byte.
+    begins: [bool; 256],
 }
 
 impl AddedTokens {
     pub(super) fn new(tokens: Vec<AddedToken>) -> Self {
         let entries = tokens.iter().map(|token| (token.text.as_bytes(), token.id)).collect();
         let by_text = ByteTrie::new(entries);
-        Self { by_text, by_id: tokens.into_iter().map(|token| (token.id, token)).collect() }
+        let mut begins = [false; 256];
+        for first in tokens.iter().filter_map(|token| token.text.bytes().next()) {
+            begins[usize::from(first)] = true;
+        }
+        Self { by_text, begins, by_id: tokens.into_iter().map(|token| (token.id, token)).collect() }
     }
 
     /// The text of an added token.
@@ -57,8 +63,10 @@ impl AddedTokens {
     /// Splits a text at its added tokens. Each pair is a stretch of text and the added token that follows it.
     pub(super) fn split<'a>(&self, text: &'a str) -> Vec<(&'a str, Option<u32>)> {
         let (mut stretches, mut start, mut at) = (Vec::new(), 0, 0);
-        while at < text.len() {
-            match self.by_text.longest_prefix(&text.as_bytes()[at..]) {
+        let bytes = text.as_bytes();
+        while let Some(next) = bytes[at..].iter().position(|byte| self.begins[usize::from(*byte)]) {
+            at += next;
+            match self.by_text.longest_prefix(&bytes[at..]) {
                 Some((length, id)) => {
                     stretches.push((&text[start..at], Some(id)));
                     at += length;

@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
-use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
 use super::Tokenizer;
 use super::learn::learn_merges;
 use super::pieces::pieces;
+use super::words::{Division, divide};
 use crate::error::{DataError, Result};
 use crate::watch::{Task, Watch};
 
@@ -47,14 +47,12 @@ where
     if vocab_size < minimum {
         return Err(DataError::VocabularyTooSmall { vocab_size, specials: special_tokens.len(), minimum });
     }
-    let words = count_words(documents, special_tokens, watch)?;
+    let words = count_words(documents, watch)?;
     if words.is_empty() {
         return Err(DataError::Train { reason: "the documents hold no text".into() });
     }
-    let alphabet = byte_characters();
-    let words = words.into_iter().map(|(word, count)| (bytes_of(&alphabet, &word), count));
     let mut spelled: Vec<String> = special_tokens.iter().map(|token| (*token).to_owned()).collect();
-    spelled.extend(alphabet.iter().map(char::to_string));
+    spelled.extend(byte_characters().iter().map(char::to_string));
     let mut merges = Vec::new();
     for (left, right) in learn_merges(words, special_tokens.len(), vocab_size, watch)? {
         let (left, right) = (spelled[left as usize].clone(), spelled[right as usize].clone());
@@ -65,29 +63,22 @@ where
     Tokenizer::from_json("`trained here`".into(), json.into_bytes())
 }
 
-/// The number of occurrences of each word, a unit that the pre-tokenizer does not split. The map is ordered, so that
-/// the result does not depend on hashing.
-fn count_words<I>(documents: I, special_tokens: &[&str], watch: Watch<'_>) -> Result<BTreeMap<String, u64>>
+/// The number of occurrences of each word. The map is ordered, so that the result does not depend on hashing.
+fn count_words<I>(documents: I, watch: Watch<'_>) -> Result<BTreeMap<Vec<u8>, u64>>
 where
     I: IntoIterator<Item = Result<String>>,
 {
-    let json = byte_level_json(special_tokens, &[]);
-    let failure = |error: tokenizers::Error| DataError::Train { reason: error.to_string() };
-    let splitter = tokenizers::Tokenizer::from_bytes(json).map_err(failure)?;
-    let splitter = splitter.get_pre_tokenizer().expect("a byte-level tokenizer has a pre-tokenizer");
-    let count = |text: &&str| -> Result<HashMap<String, u64>> {
-        let mut split = PreTokenizedString::from(*text);
-        splitter.pre_tokenize(&mut split).map_err(failure)?;
+    let count = |text: &&'_ str| -> HashMap<Vec<u8>, u64> {
         let mut counts = HashMap::new();
-        for (word, _, _) in split.get_splits(OffsetReferential::Normalized, OffsetType::None) {
-            for word in bounded(word) {
+        divide(&[Division::Gpt2], text, &mut |word| {
+            for word in word.as_bytes().chunks(MAX_WORD_BYTES) {
                 match counts.get_mut(word) {
                     Some(count) => *count += 1,
-                    None => _ = counts.insert(word.to_string(), 1),
+                    None => _ = counts.insert(word.to_vec(), 1),
                 }
             }
-        }
-        Ok(counts)
+        });
+        counts
     };
     let (mut words, mut done) = (BTreeMap::new(), 0);
     let mut documents = documents.into_iter();
@@ -96,11 +87,10 @@ where
         if chunk.is_empty() {
             return Ok(words);
         }
-        // Special tokens are not searched in the text, so a piece may begin with any character.
-        let pieces: Vec<&str> = chunk.iter().flat_map(|text| pieces(text, |_| true)).collect();
+        let pieces: Vec<&str> = chunk.iter().flat_map(|text| pieces(text)).collect();
         for group in pieces.chunks(CHUNK_DOCUMENTS) {
             for counts in group.par_iter().map(count).collect::<Vec<_>>() {
-                for (word, count) in counts? {
+                for (word, count) in counts {
                     *words.entry(word).or_insert(0) += count;
                 }
             }
@@ -120,37 +110,6 @@ pub(super) fn next_chunk(documents: &mut impl Iterator<Item = Result<String>>) -
         chunk.push(document);
     }
     Ok(chunk)
-}
-
-/// The word, or its pieces if it is too long. The word is spelled in the byte-level alphabet.
-fn bounded(word: &str) -> impl Iterator<Item = &str> {
-    let mut rest = Some(word);
-    std::iter::from_fn(move || {
-        let word = rest.take()?;
-        // A character represents one byte and takes one or two bytes of UTF-8.
-        if word.len() <= MAX_WORD_BYTES {
-            return Some(word);
-        }
-        match word.char_indices().nth(MAX_WORD_BYTES) {
-            Some((cut, _)) => {
-                rest = Some(&word[cut..]);
-                Some(&word[..cut])
-            }
-            None => Some(word),
-        }
-    })
-}
-
-/// The bytes that a word in the byte-level alphabet represents.
-fn bytes_of(alphabet: &[char; 256], word: &str) -> Vec<u8> {
-    let byte = |character: char| match u8::try_from(character) {
-        Ok(byte) if alphabet[usize::from(byte)] == character => byte,
-        _ => alphabet
-            .iter()
-            .position(|known| *known == character)
-            .expect("the pre-tokenizer writes the alphabet's characters only") as u8,
-    };
-    word.chars().map(byte).collect()
 }
 
 /// The character that represents each byte in a byte-level vocabulary: the byte's own character if it is printable,

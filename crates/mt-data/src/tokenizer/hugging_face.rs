@@ -1,19 +1,11 @@
-//! Tokenizers from a `tokenizer.json`. The tokenizers library uses about a hundred bytes of memory per token while it
-//! encodes a text, so long documents are encoded in pieces, and the byte tokenizer bypasses the library.
-
-use std::collections::HashSet;
-
-use rayon::prelude::*;
-use tokenizers::{Encoding, PreTokenizerWrapper};
+//! Tokenizers from a `tokenizer.json`. Byte-level models are encoded here, and so is the byte tokenizer; the tokenizers library
+//! encodes the texts of the others.
 
 use super::BYTE_LEVEL_SPECIAL_TOKENS;
 use super::backend::{AddedToken, AddedTokens, Token};
 use super::bpe::byte_level_json;
-use super::pieces::pieces;
+use super::byte_level::{ByteLevel, bpe};
 use super::token_bytes::Spelling;
-
-/// Pieces of one document that are encoded in parallel.
-const GROUP: usize = 64;
 
 pub(super) struct HuggingFace {
     pub(super) inner: tokenizers::Tokenizer,
@@ -22,10 +14,9 @@ pub(super) struct HuggingFace {
 }
 
 enum HowEncoded {
-    /// Texts are encoded whole, because the ends of words are unknown.
-    Whole,
-    /// Words are those of the byte-level pattern. No piece begins with a character that occurs in an added token.
-    InPieces(HashSet<char>),
+    ByLibrary,
+    /// By merges of bytes. The library encodes the texts that it would normalize.
+    ByteLevel(Box<ByteLevel>),
     /// The built-in tokenizer: each byte is a token, whose id follows those of the special tokens.
     AsBytes(AddedTokens),
 }
@@ -33,13 +24,6 @@ enum HowEncoded {
 impl HuggingFace {
     /// The tokenizer `inner`, which was read from `file`.
     pub(super) fn new(inner: tokenizers::Tokenizer, file: &[u8]) -> Self {
-        let added = inner.get_added_tokens_decoder();
-        let cuts_by_pattern = match (inner.get_normalizer(), inner.get_pre_tokenizer()) {
-            (None, Some(PreTokenizerWrapper::ByteLevel(byte_level))) => {
-                byte_level.use_regex && !byte_level.add_prefix_space
-            }
-            _ => false,
-        };
         let encoding = if file == byte_level_json(&BYTE_LEVEL_SPECIAL_TOKENS, &[]).as_bytes() {
             let token = |(id, text): (usize, &&str)| AddedToken {
                 text: (*text).to_owned(),
@@ -49,10 +33,10 @@ impl HuggingFace {
             HowEncoded::AsBytes(AddedTokens::new(
                 BYTE_LEVEL_SPECIAL_TOKENS.iter().enumerate().map(token).collect(),
             ))
-        } else if cuts_by_pattern && !added.values().any(|token| token.lstrip || token.rstrip) {
-            HowEncoded::InPieces(added.values().flat_map(|token| token.content.chars()).collect())
+        } else if let Some(byte_level) = ByteLevel::of(&inner, file) {
+            HowEncoded::ByteLevel(Box::new(byte_level))
         } else {
-            HowEncoded::Whole
+            HowEncoded::ByLibrary
         };
         let spelling = Spelling::of(&inner);
         Self { inner, encoding, spelling }
@@ -61,69 +45,50 @@ impl HuggingFace {
     /// The token ids of a text.
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         let mut ids = Vec::new();
-        if let HowEncoded::AsBytes(added) = &self.encoding {
-            as_bytes(added, text, |(id, _)| ids.push(id));
+        if self.for_each_here(text, |id, _| ids.push(id))? {
             return Ok(ids);
         }
-        let encode = |piece: &str| self.inner.encode_fast(piece, false);
-        self.in_pieces(text, encode, |encoding, _| ids.extend_from_slice(encoding.get_ids()))?;
-        Ok(ids)
+        let encoding = self.inner.encode_fast(text, false).map_err(|error| error.to_string())?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// Calls `visit` with each token of a text, in order.
     pub(super) fn for_each_token(&self, text: &str, mut visit: impl FnMut(Token)) -> Result<(), String> {
-        if let HowEncoded::AsBytes(added) = &self.encoding {
-            as_bytes(added, text, visit);
-            return Ok(());
-        }
-        let encode = |piece: &str| self.inner.encode(piece, false);
-        self.in_pieces(text, encode, |encoding, start| {
-            let ends = encoding.get_offsets().iter().map(|(_, end)| start + end);
+        let mut end = 0;
+        // As in the tokenizers library, each byte of a character ends where the character does.
+        let is_encoded = self.for_each_here(text, |id, length| {
+            end += length;
+            visit((id, text.ceil_char_boundary(end)));
+        })?;
+        if !is_encoded {
+            let encoding = self.inner.encode(text, false).map_err(|error| error.to_string())?;
+            let ends = encoding.get_offsets().iter().map(|(_, end)| *end);
             encoding.get_ids().iter().copied().zip(ends).for_each(&mut visit);
-        })
-    }
-
-    /// Encodes a text, in pieces if it is long, and calls `visit` with the encoding and the offset of each piece.
-    fn in_pieces(
-        &self,
-        text: &str,
-        encode: impl Fn(&str) -> tokenizers::Result<Encoding> + Sync,
-        mut visit: impl FnMut(&Encoding, usize),
-    ) -> Result<(), String> {
-        let pieces: Vec<&str> = match &self.encoding {
-            HowEncoded::InPieces(taken) => pieces(text, |first| !taken.contains(&first)).collect(),
-            _ => vec![text],
-        };
-        let mut start = 0;
-        for group in pieces.chunks(GROUP) {
-            let encodings: Vec<_> = match group {
-                [piece] => vec![encode(piece)],
-                group => group.par_iter().map(|piece| encode(piece)).collect(),
-            };
-            for (piece, encoding) in group.iter().zip(encodings) {
-                visit(&encoding.map_err(|error| error.to_string())?, start);
-                start += piece.len();
-            }
         }
         Ok(())
     }
+
+    /// Calls `visit` with each token of a text and the number of its bytes, and returns true, unless the library has to encode
+    /// the text.
+    fn for_each_here(&self, text: &str, visit: impl FnMut(u32, usize)) -> Result<bool, String> {
+        match (&self.encoding, bpe(&self.inner)) {
+            (HowEncoded::AsBytes(added), _) => {
+                as_bytes(added, text, visit);
+                Ok(true)
+            }
+            (HowEncoded::ByteLevel(byte_level), Some(model)) => byte_level.for_each(model, text, visit),
+            _ => Ok(false),
+        }
+    }
 }
 
-/// The tokens of the built-in tokenizer. As in the tokenizers library, each byte of a character ends where the
-/// character does.
-fn as_bytes(added: &AddedTokens, text: &str, mut visit: impl FnMut(Token)) {
+/// The tokens of the built-in tokenizer, with the number of their bytes.
+fn as_bytes(added: &AddedTokens, text: &str, mut visit: impl FnMut(u32, usize)) {
     let first_byte = BYTE_LEVEL_SPECIAL_TOKENS.len() as u32;
-    let mut end = 0;
     for (stretch, token) in added.split(text) {
-        for character in stretch.chars() {
-            end += character.len_utf8();
-            for byte in character.encode_utf8(&mut [0; 4]).bytes() {
-                visit((first_byte + u32::from(byte), end));
-            }
-        }
+        stretch.bytes().for_each(|byte| visit(first_byte + u32::from(byte), 1));
         if let Some(id) = token {
-            end += BYTE_LEVEL_SPECIAL_TOKENS[id as usize].len();
-            visit((id, end));
+            visit(id, BYTE_LEVEL_SPECIAL_TOKENS[id as usize].len());
         }
     }
 }
@@ -169,9 +134,9 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_those_of_the_whole() {
+    fn long_texts_have_the_tokens_of_the_library() {
         let tokenizer = tokenizer(&[("Ġ", "J"), ("i", "t"), ("a", "i"), ("Ġ", "Ġ")]);
-        assert!(matches!(tokenizer.encoding, HowEncoded::InPieces(_)));
+        assert!(matches!(tokenizer.encoding, HowEncoded::ByteLevel(_)));
         check(&tokenizer, TEXT);
         check(&tokenizer, &TEXT.repeat(6000));
         check(&tokenizer, &"it's<|pad|>".repeat(40_000));

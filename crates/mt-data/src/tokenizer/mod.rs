@@ -2,6 +2,7 @@
 
 mod backend;
 mod bpe;
+mod byte_level;
 mod companions;
 mod compressed;
 mod ggml;
@@ -17,6 +18,7 @@ mod tiktoken;
 mod token_bytes;
 mod train;
 mod trie;
+mod words;
 
 use std::collections::BTreeSet;
 use std::fs;

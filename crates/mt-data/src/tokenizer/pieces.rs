@@ -1,30 +1,27 @@
 //! Division of a long text into pieces that give the same words as the whole.
 //!
-//! A pre-tokenizer uses tens of bytes of memory for each byte of its input, so a document of many megabytes is passed
-//! in pieces. A piece ends where the byte-level pattern ends a word in any context.
+//! Several threads count the words of a document of many megabytes. A piece ends where the byte-level pattern ends a word in any
+//! context.
 
 /// The minimum length of a piece, except the last.
 const MIN_BYTES: usize = 64 << 10;
 /// The maximum length of a piece. Text without a word's end in this range is cut inside a word.
 const MAX_BYTES: usize = 256 << 10;
 
-/// The pieces of a text, in order. `may_begin` tells whether a piece may begin with a character; no token that is
-/// searched before the text is split into words may contain such a character.
-///
-/// A document shorter than 64 KiB is one piece.
-pub(super) fn pieces(text: &str, may_begin: impl Fn(char) -> bool) -> impl Iterator<Item = &str> {
+/// The pieces of a text, in order. A document shorter than 64 KiB is one piece.
+pub(super) fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
         if rest.is_empty() {
             return None;
         }
-        let (piece, tail) = rest.split_at(length_of_first(rest, &may_begin));
+        let (piece, tail) = rest.split_at(length_of_first(rest));
         rest = tail;
         Some(piece)
     })
 }
 
-fn length_of_first(text: &str, may_begin: impl Fn(char) -> bool) -> usize {
+fn length_of_first(text: &str) -> usize {
     if text.len() <= MIN_BYTES {
         return text.len();
     }
@@ -32,7 +29,7 @@ fn length_of_first(text: &str, may_begin: impl Fn(char) -> bool) -> usize {
     let start = text.floor_char_boundary(MIN_BYTES);
     let mut before = None;
     for (index, character) in text[start..limit].char_indices() {
-        if before.is_some_and(|before| ends_word(before, character)) && may_begin(character) {
+        if before.is_some_and(|before| ends_word(before, character)) {
             return start + index;
         }
         before = Some(character);
@@ -57,23 +54,22 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(text: &str, may_begin: impl Fn(char) -> bool, expected: &[usize]) {
-        let pieces: Vec<&str> = pieces(text, may_begin).collect();
+    fn check(text: &str, expected: &[usize]) {
+        let pieces: Vec<&str> = pieces(text).collect();
         assert_eq!(pieces.concat(), text);
         assert_eq!(pieces.iter().map(|piece| piece.len()).collect::<Vec<_>>(), expected);
     }
 
     #[test]
     fn pieces_end_with_words() {
-        check("", |_| true, &[]);
-        check("short text", |_| true, &[10]);
+        check("", &[]);
+        check("short text", &[10]);
         let words = "word ".repeat(MIN_BYTES / 4);
-        check(&words, |_| true, &[MIN_BYTES + 3, words.len() - MIN_BYTES - 3]);
-        check(&words, |c| c != ' ', &[words.len()]);
+        check(&words, &[MIN_BYTES + 3, words.len() - MIN_BYTES - 3]);
         let ideographs = format!("{}。{}", "漢".repeat(MIN_BYTES / 3 + 5), "字".repeat(MIN_BYTES / 3));
         let first = 3 * (MIN_BYTES / 3 + 5);
-        check(&ideographs, |_| true, &[first, ideographs.len() - first]);
-        check(&"a".repeat(MAX_BYTES + 7), |_| true, &[MAX_BYTES, 7]);
-        check(&"漢".repeat(MAX_BYTES / 3 + 1), |_| true, &[MAX_BYTES / 3 * 3, 3]);
+        check(&ideographs, &[first, ideographs.len() - first]);
+        check(&"a".repeat(MAX_BYTES + 7), &[MAX_BYTES, 7]);
+        check(&"漢".repeat(MAX_BYTES / 3 + 1), &[MAX_BYTES / 3 * 3, 3]);
     }
 }

@@ -8,12 +8,8 @@ use base64::prelude::BASE64_STANDARD;
 use fancy_regex::Regex;
 
 use super::merge::{Symbol, join};
+use super::words::LLAMA3_PATTERN;
 
-/// The split pattern of Llama 3.
-const LLAMA3_PATTERN: &str = concat!(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-);
 /// The named special tokens of Llama 3. Their ids follow the ranks, and reserved tokens follow them.
 const LLAMA3_SPECIAL: [&str; 10] = [
     "<|begin_of_text|>",

@@ -1,7 +1,8 @@
 //! Rewards by functions of the user in Python, which run in the user's `python3`, a child that speaks JSON lines.
 
-use std::{collections::BTreeMap, io::ErrorKind, path::PathBuf, process::Command, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
+use mt_data::{python_command, python_failure};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -13,7 +14,6 @@ use crate::RlError;
 
 /// The program that imports the functions and calls them.
 const PROGRAM: &str = include_str!("python.py");
-const INTERPRETER: &str = "python3";
 
 /// The time for importing a module, which may import large ones itself.
 const IMPORTING: Duration = Duration::from_secs(300);
@@ -122,22 +122,8 @@ fn start(settings: &PythonSettings) -> Result<Child, RlError> {
         place: format!("`reward_functions_path={}`", settings.path.display()),
         reason,
     };
-    let started = Child::start(
-        Command::new(INTERPRETER)
-            .args(["-X", "utf8", "-c", PROGRAM])
-            // The order of sets of texts is otherwise another one in each process.
-            .env("PYTHONHASHSEED", "0")
-            .env("PYTHONDONTWRITEBYTECODE", "1"),
-    );
-    let mut process = started.map_err(|error| {
-        unusable(match error.kind() {
-            ErrorKind::NotFound => format!(
-                "there is no `{INTERPRETER}`\nhint: install Python 3, or add its directory to PATH; only keys that name \
-                 functions in Python need it"
-            ),
-            _ => format!("`{INTERPRETER}` cannot be started: {error}"),
-        })
-    })?;
+    let started = Child::start(&mut python_command(PROGRAM));
+    let mut process = started.map_err(|error| unusable(python_failure(&error)))?;
     let names: Vec<&String> = settings.functions.iter().map(|(name, _)| name).collect();
     let request = json!({"path": settings.path, "functions": names}).to_string();
     let imported = process.ask(&request, IMPORTING).map_err(Mishap::Lost).and_then(|line| read(&line));

@@ -4,7 +4,7 @@
 //! The trainer of the tokenizers library finds fewer substrings, and its models are less likely by a tenth and more. Here sums
 //! are over blocks of words of a fixed size, and equal scores are ordered by text, so that the same text gives the same model.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
 use serde_json::json;
@@ -75,25 +75,31 @@ impl Model {
         Self { pieces, trie }
     }
 
-    /// The characters, and the substrings of words that occur in several.
+    /// The characters, and the substrings of words that occur more than once.
     fn seeds(words: &[(String, u64)], characters: &[char]) -> Self {
         let mut by_count: Vec<&(String, u64)> = words.iter().collect();
         by_count.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
         by_count.truncate(SEED_WORDS);
-        let mut counts = HashMap::<&str, (u64, u32)>::new();
+        let mut counts = HashMap::<&str, u64>::new();
         let mut single: Counts = characters.iter().map(|character| (character.to_string(), 1)).collect();
         for (word, count) in by_count {
             let ends: Vec<usize> = word.char_indices().map(|(place, _)| place).chain([word.len()]).collect();
             for first in 0..ends.len() - 1 {
                 *single.entry(word[ends[first]..ends[first + 1]].to_owned()).or_insert(0) += count;
                 for last in first + 2..ends.len().min(first + MOST_CHARACTERS + 1) {
-                    let entry = counts.entry(&word[ends[first]..ends[last]]).or_insert((0, 0));
-                    *entry = (entry.0 + count, entry.1 + 1);
+                    *counts.entry(&word[ends[first]..ends[last]]).or_insert(0) += count;
                 }
             }
         }
-        let several = counts.into_iter().filter(|(_, (_, of_words))| *of_words > 1);
-        let scored = several.map(|(piece, (count, _))| (piece, count * piece.chars().count() as u64));
+        counts.retain(|_, count| *count > 1);
+        // As in a suffix tree, a piece that one character always follows is left to the longer one.
+        let parts = counts.iter().filter_map(|(piece, count)| {
+            let (last, _) = piece.char_indices().next_back()?;
+            counts.get_key_value(&piece[..last]).filter(|(_, of_part)| *of_part == count)
+        });
+        let parts: HashSet<&str> = parts.map(|(part, _)| *part).collect();
+        let scored = counts.into_iter().filter(|(piece, _)| !parts.contains(piece));
+        let scored = scored.map(|(piece, count)| (piece, count * piece.chars().count() as u64));
         let mut scored: Vec<(&str, u64)> = scored.collect();
         scored.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(other.0)));
         scored.truncate(SEEDS);

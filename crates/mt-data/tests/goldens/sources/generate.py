@@ -1,17 +1,22 @@
-"""Files of records by the programs that define their formats: array_record, TensorFlow, tfds, pyarrow, datasets, numpy.
+"""Files of records by the programs that define their formats: array_record, TensorFlow, tfds, pyarrow, datasets, numpy, and
+the repetitions that OLMo-core finds.
 
     pip install array_record tensorflow-cpu tensorflow_datasets pyarrow datasets numpy
+    pip install --no-deps ai2-olmo-core
     python generate.py
 
 writes the files beside this script. `texts.json` holds the texts and token ids that all of them have.
 """
 
+import ast
 import gzip
+import importlib.util
 import json
 import os
 import random
 import shutil
 import sys
+import typing
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
@@ -131,22 +136,24 @@ def columns():
     os.rename(path("datasets.jsonl.gz"), path("zipped.jsonl"))
 
 
-def repetitions(tokens):
-    """Whether OLMo-core's filter leaves out a window: see `find_periodic_sequences` and `_validate_instance` there."""
-    for period in range(1, min(13, len(tokens) // 3) + 1):
-        rows = np.pad(tokens, (0, -len(tokens) % period), constant_values=-1).reshape(-1, period)
-        equal = rows == np.roll(rows, 1, axis=0)
-        whole = np.flatnonzero(equal.all(axis=1))
-        for run in np.split(whole, np.flatnonzero(np.diff(whole) != 1) + 1):
-            if not len(run):
-                continue
-            before, behind = equal[run[0] - 1], equal[(run[-1] + 1) % len(rows)]
-            tail = 0 if before.all() else int(np.cumprod(before[::-1]).sum())
-            begin = (run[0] - 1) * period - tail
-            end = (run[-1] + 1) * period + int(np.cumprod(behind).sum())
-            if (end - begin) // period >= 32:
-                return True
-    return False
+def olmo_core():
+    """OLMo-core's search for repetitions, without importing the package, which needs PyTorch."""
+    names = {"RepetitionTuple", "group_consecutive_values", "find_start_last_consecutive_true", "find_end_first_consecutive_true", "find_periodic_sequences"}
+    directory = importlib.util.find_spec("olmo_core").submodule_search_locations[0]
+    with open(os.path.join(directory, "data", "utils.py")) as file:
+        source = file.read()
+    found = dict(vars(typing), np=np)
+    for node in ast.parse(source).body:
+        if getattr(node, "name", None) in names:
+            exec(ast.get_source_segment(source, node), found)
+    return found["find_periodic_sequences"]
+
+
+def repetitions(tokens, search=[]):
+    """Whether OLMo-core's filter, with the numbers of its recipes, leaves out a window: `_validate_instance` there."""
+    if not search:
+        search.append(olmo_core())
+    return any(match.times >= 32 for match in search[0](np.asarray(tokens), max_period=13, min_period=1))
 
 
 def olmo():
