@@ -192,7 +192,7 @@ impl Collected<'_> {
                 let event = GenerationEvent::Token(GeneratedToken { row, token, log_probability });
                 Ok((self.on_event)(event).is_break().then_some(answer))
             }
-            AnswerEvent::Finished { answer, reason } => {
+            AnswerEvent::Finished { answer, reason, .. } => {
                 self.end(first + answer, reason);
                 Ok(None)
             }

@@ -34,7 +34,9 @@ impl ApiKeys {
             return true;
         }
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let bearer = bearer.and_then(|value| value.strip_prefix("Bearer "));
+        // Names of schemes have no case.
+        let bearer = bearer.and_then(|value| value.split_once(' '));
+        let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key);
         let named = headers.get("x-api-key").and_then(|value| value.to_str().ok());
         bearer.into_iter().chain(named).any(|key| self.contains(key.trim()))
     }
@@ -77,7 +79,9 @@ mod tests {
         assert_eq!(keys.len(), 2);
         check(&keys, "authorization", "Bearer first", true);
         check(&keys, "x-api-key", "second", true);
+        check(&keys, "authorization", "bearer  first", true);
         check(&keys, "authorization", "Bearer third", false);
+        check(&keys, "authorization", "Basic first", false);
         check(&keys, "authorization", "first", false);
         check(&keys, "x-api-key", "", false);
         assert!(!keys.admit(&HeaderMap::new()));

@@ -296,6 +296,10 @@ async fn health(State(app): State<Arc<App>>) -> Response<Body> {
         let error = ApiError::shutting_down();
         return error.response(&error.body());
     }
+    if let Some(failure) = app.generator.failure() {
+        let error = ApiError::broken(&failure);
+        return error.response(&error.body());
+    }
     json_response(StatusCode::OK, &json!({ "status": "ok" }))
 }
 

@@ -11,7 +11,7 @@ use crate::{
     endpoint::Endpoint,
     error::{ApiError, Result},
     fields::{Fields, token_of},
-    generation::{Finish, Generation, Piece, Usage, next_of},
+    generation::{Finish, Generation, Piece, StopReason, Usage, next_of},
     log_probabilities::TokenLists,
     models::tokens_of_text,
     parameters::{Parameters, check_top},
@@ -161,11 +161,14 @@ pub struct Answers {
 /// One answer so far.
 #[derive(Default)]
 struct Choice {
+    /// Whether it tells about the prompt.
+    begins: bool,
     text: String,
     lists: TokenLists,
     token_ids: Vec<u32>,
     prompt_log_probabilities: Value,
     finish: Option<Finish>,
+    stop: Option<StopReason>,
 }
 
 impl Endpoint for Answers {
@@ -203,10 +206,10 @@ impl Endpoint for Answers {
                 Piece::Text { answer, text, token } => {
                     self.push(&mut choices[prompt * each + answer], &text, &token);
                 }
-                Piece::End { answer, text, finish } => {
+                Piece::End { answer, text, finish, stop } => {
                     let choice = &mut choices[prompt * each + answer];
                     choice.text += &text;
-                    choice.finish = Some(finish);
+                    (choice.finish, choice.stop) = (Some(finish), stop);
                 }
             }
         }
@@ -239,7 +242,7 @@ impl Endpoint for Answers {
                         let begun = self.begin(prompt, &log_probabilities);
                         let Ok(mut begun) = begun else { continue };
                         lists[index] = TokenLists::at(begun.lists.offset());
-                        if self.asked.echo {
+                        if self.begins_streams() {
                             self.event(events, index, &mut begun).await?;
                         }
                     }
@@ -250,9 +253,9 @@ impl Endpoint for Answers {
                     self.push(&mut choice, &text, &token);
                     answer
                 }
-                Piece::End { answer, text, finish } => {
+                Piece::End { answer, text, finish, stop } => {
                     choice.text = text;
-                    choice.finish = Some(finish);
+                    (choice.finish, choice.stop) = (Some(finish), stop);
                     answer
                 }
             };
@@ -272,9 +275,15 @@ impl Endpoint for Answers {
 }
 
 impl Answers {
+    /// Whether the prompt has an event of its own in streams.
+    fn begins_streams(&self) -> bool {
+        let Parameters { prompt_log_probabilities, return_token_ids, .. } = &self.asked.parameters;
+        self.asked.echo || prompt_log_probabilities.is_some() || *return_token_ids
+    }
+
     /// An empty answer, or with `echo` one that begins with the prompt.
     fn begin(&self, prompt: usize, found: &[Option<TokenLogProbability>]) -> Result<Choice> {
-        let mut choice = Choice::default();
+        let mut choice = Choice { begins: true, ..Choice::default() };
         let tokenizer = &self.app.served.tokenizer;
         let parameters = &self.asked.parameters;
         let tokens = &self.asked.prompts[prompt];
@@ -326,14 +335,14 @@ impl Answers {
             "text": choice.text,
             "logprobs": lists,
             "finish_reason": choice.finish.map(Finish::name),
-            "stop_reason": null,
+            "stop_reason": StopReason::json(choice.stop.as_ref()),
         });
         if !choice.prompt_log_probabilities.is_null() {
             object["prompt_logprobs"] = choice.prompt_log_probabilities.take();
         }
         if self.asked.parameters.return_token_ids {
             object["token_ids"] = json!(choice.token_ids);
-            if is_whole {
+            if choice.begins {
                 object["prompt_token_ids"] =
                     json!(self.asked.prompts[index / self.asked.parameters.num_answers]);
             }

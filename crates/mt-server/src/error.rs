@@ -88,6 +88,16 @@ impl ApiError {
         Self { retry_after: Some(RETRY_AFTER), ..error }.with_code("shutting_down")
     }
 
+    /// The engine answers no requests any more, until the server is started again.
+    pub fn broken(failure: &str) -> Self {
+        let error = Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "service_unavailable_error",
+            format!("the engine has failed: {failure}"),
+        );
+        Self { retry_after: Some(RETRY_AFTER), ..error }.with_code("engine_failed")
+    }
+
     /// The answer takes longer than the server allows.
     pub fn timeout(seconds: u64) -> Self {
         let message = format!("the answer was not complete after {seconds} s, the server's limit");

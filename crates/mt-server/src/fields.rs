@@ -162,6 +162,14 @@ pub fn shortened(value: &Value) -> String {
     }
 }
 
+/// Adds to a text.
+pub fn append(text: &mut Value, new: &str) {
+    match text {
+        Value::String(text) => text.push_str(new),
+        other => *other = Value::from(new),
+    }
+}
+
 /// An integer, which may be written as a float such as `5.0`.
 fn as_integer(value: &Value) -> Option<i64> {
     let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64);

@@ -33,7 +33,25 @@ pub enum Piece {
     /// A token of an answer, and the text that is certain with it.
     Text { answer: usize, text: String, token: TokenLogProbability },
     /// The end of an answer, and its last text.
-    End { answer: usize, text: String, finish: Finish },
+    End { answer: usize, text: String, finish: Finish, stop: Option<StopReason> },
+}
+
+/// The stop string or stop token of the request at which an answer ended. EOS of the model's own has none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    Text(String),
+    Token(u32),
+}
+
+impl StopReason {
+    /// vLLM's `stop_reason`.
+    pub fn json(stop: Option<&Self>) -> serde_json::Value {
+        match stop {
+            None => serde_json::Value::Null,
+            Some(Self::Text(text)) => text.as_str().into(),
+            Some(Self::Token(token)) => (*token).into(),
+        }
+    }
 }
 
 /// Why an answer ended.
@@ -63,6 +81,8 @@ pub struct Generation {
     stream: Option<Box<dyn AnswerStream>>,
     /// The texts of answers that have not ended.
     texts: Vec<Option<AnswerText>>,
+    /// The stop tokens of the request.
+    stop_tokens: Vec<u32>,
     queue: VecDeque<Piece>,
     time: Duration,
     deadline: Pin<Box<Sleep>>,
@@ -88,7 +108,8 @@ impl Generation {
         let stops = StopStrings::new(parameters.stops.clone(), parameters.keep_stop);
         let text = || {
             let skip = parameters.skip_special_tokens;
-            Some(AnswerText::after(&request.prompt, &app.served.tokenizer, skip, stops.clone()))
+            let min_tokens = request.limits.min_tokens;
+            Some(AnswerText::after(&request.prompt, &app.served.tokenizer, skip, stops.clone(), min_tokens))
         };
         let texts: Vec<_> = (0..request.num_answers).map(|_| text()).collect();
         let num_prompt_tokens = request.prompt.len();
@@ -96,7 +117,8 @@ impl Generation {
             let prompt = app.served.tokenizer.decode(&request.prompt, false).unwrap_or_default();
             app.report(ServerEvent::Prompt { id: call.id.clone(), prompt });
         }
-        let measured = Measured { started: Instant::now(), first: None, last: None, most: 0 };
+        let measured =
+            Measured { started: Instant::now(), waited: Duration::ZERO, first: None, last: None, most: 0 };
         let mut phase = app.phase.subscribe();
         let time = app.limits.answer_time;
         app.admit(num_prompt_tokens)?;
@@ -105,6 +127,7 @@ impl Generation {
             call: call.clone(),
             stream: None,
             texts,
+            stop_tokens: parameters.stop_tokens.clone(),
             queue: VecDeque::new(),
             time,
             deadline: Box::pin(tokio::time::sleep(time)),
@@ -177,9 +200,11 @@ impl Generation {
 
     fn receive(&mut self, event: AnswerEvent) -> Result<()> {
         match event {
-            AnswerEvent::Prompt { cached, log_probabilities } => {
+            AnswerEvent::Prompt { cached, waited, log_probabilities } => {
                 self.num_cached_tokens = cached;
+                self.measured.waited = waited;
                 self.app.metrics.prompt(self.num_prompt_tokens, cached);
+                self.app.metrics.waited(waited);
                 self.queue.push_back(Piece::Prompt { log_probabilities });
             }
             AnswerEvent::Token { answer, token } => {
@@ -187,20 +212,26 @@ impl Generation {
                 self.num_answer_tokens += 1;
                 self.app.metrics.token(&mut self.measured);
                 let (new, ends) = text.push(token.token)?;
+                let stop = text.found_stop().map(|stop| StopReason::Text(stop.to_owned()));
                 self.queue.push_back(Piece::Text { answer, text: new, token });
                 if ends {
-                    self.end(answer, String::new(), Finish::Stop);
+                    self.stream.iter_mut().for_each(|stream| stream.end(answer));
+                    self.end(answer, String::new(), Finish::Stop, stop);
                 }
             }
-            AnswerEvent::Finished { answer, reason } => {
+            AnswerEvent::Finished { answer, reason, stop_token } => {
                 let Some(Some(text)) = self.texts.get_mut(answer) else { return Ok(()) };
                 let last = text.finish()?;
                 let finish = match reason {
+                    // The last text may complete a stop string.
+                    FinishReason::Length if text.found_stop().is_some() => Finish::Stop,
                     FinishReason::Length => Finish::Length,
                     FinishReason::Stop => Finish::Stop,
                     FinishReason::Cancelled => return Err(ApiError::shutting_down()),
                 };
-                self.end(answer, last, finish);
+                let token = stop_token.filter(|token| self.stop_tokens.contains(token));
+                let stop = text.found_stop().map(|stop| StopReason::Text(stop.to_owned()));
+                self.end(answer, last, finish, stop.or(token.map(StopReason::Token)));
             }
             AnswerEvent::Pooled { .. } => unreachable!("the request asks for answers"),
             AnswerEvent::Failed(error) => return Err(error.into()),
@@ -208,13 +239,13 @@ impl Generation {
         Ok(())
     }
 
-    fn end(&mut self, answer: usize, text: String, finish: Finish) {
+    fn end(&mut self, answer: usize, text: String, finish: Finish, stop: Option<StopReason>) {
         self.texts[answer] = None;
         self.app.metrics.finished(finish.name());
         if self.texts.iter().all(Option::is_none) {
             self.outcome = finish.name();
         }
-        self.queue.push_back(Piece::End { answer, text, finish });
+        self.queue.push_back(Piece::End { answer, text, finish, stop });
     }
 }
 
@@ -266,6 +297,8 @@ pub struct Usage {
     pub prompt: usize,
     pub cached: usize,
     pub answer: usize,
+    /// The tokens of answers that are reasoning.
+    pub reasoning: usize,
 }
 
 impl Usage {
@@ -274,16 +307,21 @@ impl Usage {
             prompt: generations.iter().map(|generation| generation.num_prompt_tokens).sum(),
             cached: generations.iter().map(|generation| generation.num_cached_tokens).sum(),
             answer: generations.iter().map(|generation| generation.num_answer_tokens).sum(),
+            reasoning: 0,
         }
     }
 
     /// OpenAI's object.
     pub fn json(self) -> serde_json::Value {
-        serde_json::json!({
+        let mut usage = serde_json::json!({
             "prompt_tokens": self.prompt,
             "completion_tokens": self.answer,
             "total_tokens": self.prompt + self.answer,
             "prompt_tokens_details": { "cached_tokens": self.cached },
-        })
+        });
+        if self.reasoning > 0 {
+            usage["completion_tokens_details"] = serde_json::json!({ "reasoning_tokens": self.reasoning });
+        }
+        usage
     }
 }

@@ -15,6 +15,9 @@ pub trait Generator: Send + Sync {
     /// The engine's counts at this moment.
     fn metrics(&self) -> EngineMetrics;
 
+    /// Why the engine answers no requests any more, if it has broken down.
+    fn failure(&self) -> Option<String>;
+
     /// Accepts no new requests, and returns when the accepted ones are done.
     fn drain(&self);
 }
@@ -23,6 +26,9 @@ pub trait Generator: Send + Sync {
 pub trait AnswerStream: Send {
     /// The next event; `None` after the last one.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<AnswerEvent>>;
+
+    /// Ends one answer, while others to the same prompt go on.
+    fn end(&mut self, answer: usize);
 }
 
 impl Generator for EngineHandle {
@@ -34,6 +40,10 @@ impl Generator for EngineHandle {
         Self::metrics(self)
     }
 
+    fn failure(&self) -> Option<String> {
+        Self::failure(self)
+    }
+
     fn drain(&self) {
         Self::drain(self);
     }
@@ -42,5 +52,9 @@ impl Generator for EngineHandle {
 impl AnswerStream for Answers {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<AnswerEvent>> {
         self.poll_recv(context)
+    }
+
+    fn end(&mut self, answer: usize) {
+        Self::end(self, answer);
     }
 }

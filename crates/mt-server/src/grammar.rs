@@ -54,6 +54,17 @@ impl Grammar {
     }
 }
 
+/// An error's first line. Errors of regular expressions draw the place behind it, and then name the reason.
+fn in_one_line(error: &str) -> String {
+    let first = error.lines().next().unwrap_or_default();
+    let reason = error.lines().find_map(|line| line.trim().strip_prefix("error: "));
+    match (first.strip_suffix(':'), reason) {
+        (Some(first), Some(reason)) => format!("{first}: {reason}"),
+        (Some(first), None) => first.to_owned(),
+        (None, _) => first.to_owned(),
+    }
+}
+
 /// Compiles grammars for one tokenizer.
 pub struct Grammars {
     factory: ParserFactory,
@@ -115,8 +126,7 @@ impl Grammars {
             Ok(mask) if !mask.is_zero() => {}
             Ok(_) => return Err(ApiError::field(field, format!("`{field}` allows no answer"))),
             Err(error) => {
-                let error = error.lines().next().unwrap_or_default().to_owned();
-                let message = format!("`{field}` cannot be used: {error}");
+                let message = format!("`{field}` cannot be used: {}", in_one_line(&error));
                 return Err(ApiError::field(field, message).with_code("invalid_grammar"));
             }
         }
@@ -246,6 +256,12 @@ mod tests {
         ] {
             let error = grammars.filter(&grammar, "schema", None, &tokenizer).err().unwrap();
             assert!(error.message.starts_with("`schema` cannot be used: "), "{}", error.message);
+        }
+        let pattern = Grammar::JsonSchema(json!({ "type": "string", "pattern": "(" }));
+        for grammar in [Grammar::Regex("(".into()), pattern] {
+            let error = grammars.filter(&grammar, "schema", None, &tokenizer).err().unwrap();
+            assert!(error.message.contains("regex parse error"), "{}", error.message);
+            assert!(!error.message.ends_with([':', '^']), "{}", error.message);
         }
     }
 }

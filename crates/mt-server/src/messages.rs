@@ -10,8 +10,8 @@ use crate::{
     chat::{ChatInput, ChatPiece, ChatRun, Delta, ToolChoice},
     endpoint::Endpoint,
     error::{ApiError, Result},
-    fields::Fields,
-    generation::{Finish, Usage},
+    fields::{Fields, append},
+    generation::{Finish, StopReason, Usage},
     parameters::{Parameters, check_stops, response_format},
     sse::{Events, Gone},
 };
@@ -93,6 +93,8 @@ fn read(app: &App, fields: &Fields, answers: bool) -> Result<(ChatInput, Paramet
         };
         input.variables.insert("enable_thinking".to_owned(), json!(enabled));
     }
+    let others = ["stop", "n", "prompt_logprobs", "return_token_ids", "include_stop_str_in_output"];
+    Parameters::refuse(fields, "/v1/messages", &others)?;
     let mut parameters = Parameters::read(fields, &app.served, 1)?;
     parameters = parameters.with_max_tokens("max_tokens", max_tokens)?;
     parameters.stops = check_stops("stop_sequences", fields.texts("stop_sequences")?)?;
@@ -104,8 +106,6 @@ fn read(app: &App, fields: &Fields, answers: bool) -> Result<(ChatInput, Paramet
             parameters.grammar = response_format(format)?.map(|grammar| (grammar, "output_config.format"));
         }
     }
-    // The end of the text tells which stop string has occurred; it is removed again.
-    parameters.keep_stop = true;
     let stream = fields.flag("stream")?.unwrap_or(false);
     fields.finish()?;
     Ok((input, parameters, stream))
@@ -221,7 +221,6 @@ pub struct Answer {
     run: ChatRun,
     id: String,
     stream: bool,
-    stops: Vec<String>,
 }
 
 /// The block that is being written.
@@ -239,9 +238,8 @@ impl Endpoint for Answer {
     }
 
     async fn start(app: &Arc<App>, call: &Call, (input, parameters, stream): Self::Asked) -> Result<Self> {
-        let stops = parameters.stops.clone();
         let run = ChatRun::start(app, call, input, parameters).await?;
-        Ok(Self { id: app.new_id("msg"), app: app.clone(), run, stream, stops })
+        Ok(Self { id: app.new_id("msg"), app: app.clone(), run, stream })
     }
 
     fn is_streamed(&self) -> bool {
@@ -250,7 +248,7 @@ impl Endpoint for Answer {
 
     async fn collect(mut self) -> Result<Response<Body>> {
         let mut blocks: Vec<Value> = Vec::new();
-        let mut end = (Finish::Stop, false);
+        let mut end = (Finish::Stop, false, None);
         while let Some(piece) = self.run.next().await? {
             match piece {
                 ChatPiece::Prompt { .. } => {}
@@ -259,18 +257,11 @@ impl Endpoint for Answer {
                         self.add(&mut blocks, delta);
                     }
                 }
-                ChatPiece::End { finish, calls, .. } => end = (finish, calls),
+                ChatPiece::End { finish, calls, stop, .. } => end = (finish, calls, stop),
             }
         }
-        let stop = blocks.last_mut().and_then(|block| {
-            let text = block["text"].as_str()?;
-            let stop = self.stops.iter().find(|stop| text.ends_with(stop.as_str()))?.clone();
-            block["text"] = json!(&text[..text.len() - stop.len()]);
-            Some(stop)
-        });
         let mut message = self.message(blocks);
-        message["stop_reason"] = json!(reason(end, stop.is_some()));
-        message["stop_sequence"] = json!(stop);
+        (message["stop_reason"], message["stop_sequence"]) = reason(end);
         message["usage"] = usage(self.run.usage());
         Ok(ok(&message))
     }
@@ -279,9 +270,7 @@ impl Endpoint for Answer {
         let start = json!({ "type": "message_start", "message": self.message(Vec::new()) });
         events.named("message_start", &start).await?;
         let mut blocks = Blocks { index: 0, open: None };
-        let mut stops = crate::text::StopStrings::new(self.stops.clone(), false);
-        let mut end = (Finish::Stop, false);
-        let mut is_stopped = false;
+        let mut end = (Finish::Stop, false, None);
         loop {
             let piece = match self.run.next().await {
                 Ok(Some(piece)) => piece,
@@ -298,12 +287,8 @@ impl Endpoint for Answer {
                                 blocks.text(events, Open::Thinking, delta).await?;
                             }
                             Delta::Content(text) => {
-                                let (text, stopped) = stops.push(&text);
-                                is_stopped |= stopped;
-                                if !text.is_empty() {
-                                    let delta = json!({ "type": "text_delta", "text": text });
-                                    blocks.text(events, Open::Text, delta).await?;
-                                }
+                                let delta = json!({ "type": "text_delta", "text": text });
+                                blocks.text(events, Open::Text, delta).await?;
                             }
                             Delta::Call(call) => {
                                 let block = self.tool_use(&call.name, json!({}));
@@ -312,16 +297,12 @@ impl Endpoint for Answer {
                         }
                     }
                 }
-                ChatPiece::End { finish, calls, .. } => end = (finish, calls),
+                ChatPiece::End { finish, calls, stop, .. } => end = (finish, calls, stop),
             }
         }
-        let rest = stops.release();
-        if !rest.is_empty() {
-            blocks.text(events, Open::Text, json!({ "type": "text_delta", "text": rest })).await?;
-        }
         blocks.close(events).await?;
-        let stop = stops.found();
-        let delta = json!({ "stop_reason": reason(end, is_stopped), "stop_sequence": stop });
+        let (reason, stop) = reason(end);
+        let delta = json!({ "stop_reason": reason, "stop_sequence": stop });
         let last = json!({ "type": "message_delta", "delta": delta, "usage": usage(self.run.usage()) });
         events.named("message_delta", &last).await?;
         events.named("message_stop", &json!({ "type": "message_stop" })).await
@@ -344,10 +325,7 @@ impl Answer {
             }
         };
         match blocks.last_mut().filter(|block| block["type"] == kind) {
-            Some(block) => {
-                let text = block[field].as_str().unwrap_or_default().to_owned() + &new;
-                block[field] = json!(text);
-            }
+            Some(block) => append(&mut block[field], &new),
             None => {
                 let mut block = json!({ "type": kind, field: new });
                 if kind == "thinking" {
@@ -431,13 +409,19 @@ fn input_of(arguments: &str) -> Value {
     serde_json::from_str(arguments).unwrap_or_else(|_| json!({}))
 }
 
-fn reason((finish, calls): (Finish, bool), is_stopped: bool) -> &'static str {
-    match finish {
+/// The values of `stop_reason` and `stop_sequence`.
+fn reason((finish, calls, stop): (Finish, bool, Option<StopReason>)) -> (Value, Value) {
+    let sequence = match stop {
+        Some(StopReason::Text(text)) => json!(text),
+        Some(StopReason::Token(_)) | None => Value::Null,
+    };
+    let reason = match finish {
         Finish::Length => "max_tokens",
+        Finish::Stop if sequence.is_string() => "stop_sequence",
         Finish::Stop if calls => "tool_use",
-        Finish::Stop if is_stopped => "stop_sequence",
         Finish::Stop => "end_turn",
-    }
+    };
+    (json!(reason), sequence)
 }
 
 fn usage(usage: Usage) -> Value {

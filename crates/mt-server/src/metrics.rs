@@ -1,13 +1,13 @@
 //! Counters and histograms in Prometheus' text format, with vLLM's names.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::Write,
     sync::{Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use mt_engine::serve::EngineMetrics;
+use mt_engine::serve::{EngineMetrics, STEP_TOKENS};
 
 /// The bounds of histograms of seconds until something happens, of seconds of whole requests, and of tokens.
 const FIRST: &[f64] = &[
@@ -29,6 +29,8 @@ const TOKENS: &[f64] = &[
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
     pub started: Instant,
+    /// The time in the queue.
+    pub waited: Duration,
     pub first: Option<Instant>,
     pub last: Option<Instant>,
     /// The number of tokens of all answers.
@@ -47,7 +49,7 @@ struct Counts {
     cached_tokens: u64,
     generated_tokens: u64,
     finished: BTreeMap<&'static str, u64>,
-    histograms: BTreeMap<&'static str, Histogram>,
+    histograms: BTreeMap<&'static str, Histogram<'static>>,
 }
 
 impl Metrics {
@@ -62,6 +64,11 @@ impl Metrics {
             counts.cached_tokens += cached as u64;
             counts.observe("request_prompt_tokens", TOKENS, tokens as f64);
         });
+    }
+
+    /// The first tokens of a prompt have been read after this time.
+    pub fn waited(&self, time: Duration) {
+        self.with(|counts| counts.observe("request_queue_time_seconds", WHOLE, time.as_secs_f64()));
     }
 
     /// A token has arrived.
@@ -96,9 +103,11 @@ impl Metrics {
             let (Some(first), Some(last)) = (measured.first, measured.last) else { return };
             let decoding = (last - first).as_secs_f64();
             counts.observe("request_generation_tokens", TOKENS, measured.most as f64);
-            counts.observe("request_prefill_time_seconds", WHOLE, (first - measured.started).as_secs_f64());
+            let begun = measured.started + measured.waited;
+            let of_engine = |until: Instant| until.saturating_duration_since(begun).as_secs_f64();
+            counts.observe("request_prefill_time_seconds", WHOLE, of_engine(first));
             counts.observe("request_decode_time_seconds", WHOLE, decoding);
-            counts.observe("request_inference_time_seconds", WHOLE, (last - measured.started).as_secs_f64());
+            counts.observe("request_inference_time_seconds", WHOLE, of_engine(last));
             if measured.most > 1 {
                 let each = decoding / (measured.most - 1) as f64;
                 counts.observe("request_time_per_output_token_seconds", BETWEEN, each);
@@ -108,8 +117,8 @@ impl Metrics {
 
     /// The text that Prometheus reads.
     pub fn text(&self, model: &str, engine: &EngineMetrics) -> String {
-        let model = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let mut page = Page { text: String::new(), labels: format!("model_name=\"{model}\",engine=\"0\"") };
+        let labels = format!("model_name=\"{}\",engine=\"0\"", escaped(model));
+        let mut page = Page { text: String::new(), labels };
         let used = engine.used_pages as f64 / engine.total_pages.max(1) as f64;
         page.single(
             "num_requests_running",
@@ -122,6 +131,8 @@ impl Metrics {
         page.head("cache_config_info", "gauge", "The configuration of the cache");
         let pages = format!(",num_gpu_blocks=\"{}\"", engine.total_pages);
         page.line("cache_config_info", &pages, 1.0);
+        page.adapters(engine);
+        page.steps(engine);
         self.with(|counts| {
             for (name, help, value) in [
                 ("prompt_tokens_total", "Tokens of prompts", counts.prompt_tokens),
@@ -152,14 +163,20 @@ impl Metrics {
     }
 }
 
+/// A label's value.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 const HISTOGRAMS: &[(&str, &[f64], &str)] = &[
     ("time_to_first_token_seconds", FIRST, "Time until the first token"),
     ("inter_token_latency_seconds", BETWEEN, "Time between tokens"),
     ("request_time_per_output_token_seconds", BETWEEN, "Mean time between the tokens of a request"),
     ("e2e_request_latency_seconds", WHOLE, "Time from arrival to end"),
-    ("request_prefill_time_seconds", WHOLE, "Time until the first token, with the queue"),
+    ("request_queue_time_seconds", WHOLE, "Time in the queue"),
+    ("request_prefill_time_seconds", WHOLE, "Time from the queue to the first token"),
     ("request_decode_time_seconds", WHOLE, "Time from the first token to the last"),
-    ("request_inference_time_seconds", WHOLE, "Time until the last token"),
+    ("request_inference_time_seconds", WHOLE, "Time from the queue to the last token"),
     ("request_prompt_tokens", TOKENS, "Tokens of a prompt"),
     ("request_generation_tokens", TOKENS, "Tokens of a request's answers"),
 ];
@@ -170,15 +187,15 @@ impl Counts {
     }
 }
 
-struct Histogram {
-    bounds: &'static [f64],
+struct Histogram<'a> {
+    bounds: &'a [f64],
     /// The observations in each range; the last one has no upper bound.
     counts: Vec<u64>,
     sum: f64,
 }
 
-impl Histogram {
-    fn new(bounds: &'static [f64]) -> Self {
+impl<'a> Histogram<'a> {
+    fn new(bounds: &'a [f64]) -> Self {
         Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 
@@ -230,7 +247,34 @@ impl Page {
         }
     }
 
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+    /// The adapters in use, if the server has adapters: a constant value whose labels matter, and whose latest time counts.
+    fn adapters(&mut self, engine: &EngineMetrics) {
+        if engine.max_adapters == 0 {
+            return;
+        }
+        let name = "lora_requests_info";
+        self.head(name, "gauge", "The adapters of requests, at the time that is the value");
+        let list =
+            |names: &BTreeSet<String>| names.iter().map(|name| escaped(name)).collect::<Vec<_>>().join(",");
+        let labels = format!(
+            ",max_lora=\"{}\",running_lora_adapters=\"{}\",waiting_lora_adapters=\"{}\"",
+            engine.max_adapters,
+            list(&engine.running_adapters),
+            list(&engine.waiting_adapters)
+        );
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        self.line(name, &labels, now.as_secs_f64());
+    }
+
+    /// The tokens of steps.
+    fn steps(&mut self, engine: &EngineMetrics) {
+        let bounds: Vec<f64> = STEP_TOKENS.iter().map(|bound| *bound as f64).collect();
+        let histogram =
+            Histogram { bounds: &bounds, counts: engine.steps.to_vec(), sum: engine.step_tokens as f64 };
+        self.histogram("iteration_tokens_total", "Tokens that a step reads", &histogram);
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram<'_>) {
         self.head(name, "histogram", help);
         let mut total = 0;
         let bounds = histogram.bounds.iter().map(ToString::to_string).chain(["+Inf".to_owned()]);
@@ -248,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn speculation_is_counted_by_position() {
+    fn speculation_and_adapters_are_counted() {
         let silent = Metrics::default().text("a", &EngineMetrics::default());
         assert!(!silent.contains("spec_decode"), "{silent}");
         let engine = EngineMetrics {
@@ -256,9 +300,13 @@ mod tests {
             drafted_tokens: 10,
             accepted_tokens: 4,
             accepted_by_place: vec![3, 1],
+            max_adapters: 2,
+            running_adapters: ["x".to_owned(), "y\"".to_owned()].into(),
             ..EngineMetrics::default()
         };
         let text = Metrics::default().text("a", &engine);
+        let adapters = "vllm:lora_requests_info{model_name=\"a\",engine=\"0\",max_lora=\"2\",running_lora_adapters=\"x,y\\\"\",waiting_lora_adapters=\"\"} ";
+        assert!(text.lines().any(|line| line.starts_with(adapters)), "{adapters} is missing in\n{text}");
         for line in [
             "vllm:spec_decode_num_drafts_total{model_name=\"a\",engine=\"0\"} 5",
             "vllm:spec_decode_num_draft_tokens_total{model_name=\"a\",engine=\"0\"} 10",

@@ -27,6 +27,8 @@ pub struct Parameters {
     pub limits: AnswerLimits,
     pub num_answers: usize,
     pub stops: Vec<String>,
+    /// The stop tokens that the request names.
+    pub stop_tokens: Vec<u32>,
     /// Whether a stop string belongs to the answer.
     pub keep_stop: bool,
     pub skip_special_tokens: bool,
@@ -77,6 +79,7 @@ impl Parameters {
             choice,
             num_answers,
             stops: stops(fields)?,
+            stop_tokens: fields.tokens("stop_token_ids", vocab_size)?.unwrap_or_default(),
             keep_stop: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
             skip_special_tokens: fields.flag("skip_special_tokens")?.unwrap_or(true),
             log_probabilities: None,
@@ -96,6 +99,20 @@ impl Parameters {
                 ..limits
             },
         })
+    }
+
+    /// Refuses fields of other routes, which would have no effect on this one.
+    ///
+    /// # Errors
+    /// One of them is set.
+    pub fn refuse(fields: &Fields, route: &str, names: &[&'static str]) -> Result<()> {
+        match names.iter().find(|name| fields.value(name).is_some()) {
+            None => Ok(()),
+            Some(name) => {
+                let error = ApiError::field(name, format!("`{name}` is not available in `{route}`"));
+                Err(error.with_code("unsupported_parameter"))
+            }
+        }
     }
 
     /// Sets the maximum number of new tokens.
@@ -185,8 +202,11 @@ fn choice(fields: &Fields, served: &ServedModel) -> Result<TokenChoice> {
         logit_bias: logit_bias(fields, served.vocab_size)?,
         allowed_tokens,
         banned_tokens: banned_tokens(fields, &served.tokenizer)?,
-        // Negative seeds are seeds, too.
-        seed: fields.integer("seed", i64::MIN..=i64::MAX)?.map(i64::cast_unsigned),
+        seed: match fields.value("seed").and_then(Value::as_u64) {
+            Some(seed) => Some(seed),
+            // Negative seeds are seeds, too.
+            None => fields.integer("seed", i64::MIN..=i64::MAX)?.map(i64::cast_unsigned),
+        },
         beams: None,
     })
 }
@@ -306,9 +326,15 @@ fn structured(
     let texts = fields.texts(choice)?;
     if !texts.is_empty() {
         found.push(Grammar::choice(&texts));
+    } else if fields.value(choice).is_some() {
+        return Err(ApiError::field(field, format!("`{choice}` has no text, which allows no answer")));
     }
     found.extend(fields.text(lark)?.map(|lark| Grammar::Lark(lark.to_owned())));
     found.extend(fields.flag(object)?.filter(|wanted| *wanted).map(|_| Grammar::json_object()));
+    if found.len() > 1 {
+        let names = [schema, regex, choice, lark, object].map(|name| format!("`{name}`")).join(", ");
+        return Err(ApiError::field(field, format!("more than one of {names} is set; send one of them")));
+    }
     Ok(found.into_iter().map(|grammar| (grammar, field)).collect())
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::{body::Body, http::Response};
+use mt_engine::serve::TokenLogProbability;
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -10,9 +11,10 @@ use crate::{
     chat::{ChatInput, ChatPiece, ChatRun, Delta, content_of, tool_choice},
     endpoint::Endpoint,
     error::{ApiError, Result},
-    fields::Fields,
+    fields::{Fields, append},
     generation::{Finish, Usage},
-    parameters::{Parameters, response_format},
+    log_probabilities::chat_entry,
+    parameters::{Parameters, check_top, response_format},
     sse::{Events, Gone},
 };
 
@@ -41,7 +43,7 @@ fn read(app: &App, fields: &Fields) -> Result<Asked> {
         let message = "`background` is not available: the server stores no responses";
         return Err(ApiError::field("background", message).with_code("unsupported_parameter"));
     }
-    fields.ignore(&["store", "include", "truncation", "max_tool_calls", "text", "stream_options"]);
+    fields.ignore(&["store", "truncation", "max_tool_calls", "text", "stream_options"]);
     let mut input = ChatInput { messages: messages(fields)?, ..ChatInput::default() };
     for tool in fields.list("tools")?.into_iter().flatten() {
         input.tools.push(tool_of(tool)?);
@@ -52,15 +54,16 @@ fn read(app: &App, fields: &Fields) -> Result<Asked> {
     {
         input.set_reasoning_effort("reasoning.effort", effort)?;
     }
+    let others = ["n", "prompt_logprobs", "return_token_ids"];
+    Parameters::refuse(fields, "/v1/responses", &others)?;
     let mut parameters = Parameters::read(fields, &app.served, 1)?;
     parameters = parameters.with_max_tokens("max_output_tokens", fields.count("max_output_tokens", 1)?)?;
     if let Some(format) = fields.object("text")?.and_then(|text| text.get("format")?.as_object()) {
         parameters.grammar = response_format(format)?.map(|grammar| (grammar, "text.format"));
     }
-    if fields.count("top_logprobs", 0)?.is_some_and(|top| top > 0) {
-        let message = "`top_logprobs` is available in `/v1/chat/completions`";
-        return Err(ApiError::field("top_logprobs", message).with_code("unsupported_parameter"));
-    }
+    let top = fields.count("top_logprobs", 0)?.map(check_top("top_logprobs")).transpose()?;
+    let includes = included(fields)?;
+    parameters.log_probabilities = (includes || top.is_some_and(|top| top > 0)).then(|| top.unwrap_or(0));
     let stream = fields.flag("stream")?.unwrap_or(false);
     let mut echoed = Map::new();
     let defaults = [
@@ -80,6 +83,29 @@ fn read(app: &App, fields: &Fields) -> Result<Asked> {
     }
     fields.finish()?;
     Ok(Asked { input, parameters, stream, echoed })
+}
+
+/// What answers can include; all but the log-probabilities concern items that a model of text never writes.
+const INCLUDED: [&str; 8] = [
+    LOG_PROBABILITIES,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+];
+const LOG_PROBABILITIES: &str = "message.output_text.logprobs";
+
+/// Whether the request wants log-probabilities.
+fn included(fields: &Fields) -> Result<bool> {
+    let wanted = fields.texts("include")?;
+    match wanted.iter().find(|name| !INCLUDED.contains(&name.as_str())) {
+        Some(name) => Err(ApiError::field("include", format!("`include` has the unknown name {name:?}"))
+            .with_code("invalid_value")),
+        None => Ok(wanted.iter().any(|name| name == LOG_PROBABILITIES)),
+    }
 }
 
 /// A tool as chat templates read it.
@@ -184,6 +210,8 @@ pub struct Answer {
     items: Vec<Value>,
     /// The number of the next event.
     number: u64,
+    /// The log-probabilities of tokens whose text has not arrived yet, if they are wanted.
+    scores: Option<Vec<Value>>,
 }
 
 impl Endpoint for Answer {
@@ -195,9 +223,10 @@ impl Endpoint for Answer {
 
     async fn start(app: &Arc<App>, call: &Call, asked: Asked) -> Result<Self> {
         let Asked { input, parameters, stream, echoed } = asked;
+        let scores = parameters.log_probabilities.map(|_| Vec::new());
         let run = ChatRun::start(app, call, input, parameters).await?;
         let (id, created) = (app.new_id("resp"), now());
-        Ok(Self { id, created, app: app.clone(), run, stream, echoed, items: Vec::new(), number: 0 })
+        Ok(Self { id, created, app: app.clone(), run, stream, echoed, items: Vec::new(), number: 0, scores })
     }
 
     fn is_streamed(&self) -> bool {
@@ -209,10 +238,12 @@ impl Endpoint for Answer {
         while let Some(piece) = self.run.next().await? {
             match piece {
                 ChatPiece::Prompt { .. } => {}
-                ChatPiece::Delta { deltas, .. } => {
+                ChatPiece::Delta { deltas, token, .. } => {
+                    self.note(token.as_ref());
                     for delta in deltas {
                         match delta {
                             Delta::Call(call) => {
+                                self.scores.iter_mut().for_each(Vec::clear);
                                 let item = self.call_item(&call.name, &call.arguments);
                                 self.items.push(item);
                             }
@@ -249,7 +280,8 @@ impl Endpoint for Answer {
             };
             match piece {
                 ChatPiece::Prompt { .. } => {}
-                ChatPiece::Delta { deltas, .. } => {
+                ChatPiece::Delta { deltas, token, .. } => {
+                    self.note(token.as_ref());
                     for delta in deltas {
                         self.send_delta(events, delta, &mut is_open).await?;
                     }
@@ -265,17 +297,34 @@ impl Endpoint for Answer {
 }
 
 impl Answer {
-    /// Adds text to the last item, or begins an item. Returns whether an item began.
-    fn text_item(&mut self, delta: &Delta) -> bool {
+    /// Keeps the log-probabilities of a token until its text arrives.
+    fn note(&mut self, token: Option<&TokenLogProbability>) {
+        let (Some(scores), Some(token)) = (&mut self.scores, token) else { return };
+        if self.run.is_reasoning {
+            scores.clear();
+        } else {
+            scores.push(chat_entry(&self.app.served.tokenizer, token));
+        }
+    }
+
+    /// Adds text to the last item, or begins an item. Returns whether an item began, and the log-probabilities of the
+    /// tokens of the text, which only messages have.
+    fn text_item(&mut self, delta: &Delta) -> (bool, Vec<Value>) {
+        let mut scores = self.scores.as_mut().map(std::mem::take).unwrap_or_default();
         let (kind, part, new) = match delta {
             Delta::Reasoning(new) => ("reasoning", "reasoning_text", new),
             Delta::Content(new) => ("message", "output_text", new),
-            Delta::Call(_) => return false,
+            Delta::Call(_) => return (false, Vec::new()),
         };
+        if kind == "reasoning" {
+            scores.clear();
+        }
         if let Some(item) = self.items.last_mut().filter(|item| item["type"] == kind) {
-            let text = item["content"][0]["text"].as_str().unwrap_or_default().to_owned() + new;
-            item["content"][0]["text"] = json!(text);
-            return false;
+            let content = &mut item["content"][0];
+            append(&mut content["text"], new);
+            let known = content.get_mut("logprobs").and_then(Value::as_array_mut);
+            known.into_iter().for_each(|known| known.extend(scores.clone()));
+            return (false, scores);
         }
         let item = match kind {
             "reasoning" => json!({
@@ -284,11 +333,11 @@ impl Answer {
             }),
             _ => json!({
                 "id": self.app.new_id("msg"), "type": kind, "role": "assistant", "status": "completed",
-                "content": [{ "type": part, "text": new, "annotations": [], "logprobs": [] }],
+                "content": [{ "type": part, "text": new, "annotations": [], "logprobs": scores }],
             }),
         };
         self.items.push(item);
-        true
+        (true, scores)
     }
 
     fn call_item(&self, name: &str, arguments: &str) -> Value {
@@ -344,6 +393,7 @@ impl Answer {
     async fn send_delta(&mut self, events: &Events, delta: Delta, is_open: &mut bool) -> Result<(), Gone> {
         if let Delta::Call(call) = &delta {
             self.close(events, is_open).await?;
+            self.scores.iter_mut().for_each(Vec::clear);
             let item = self.call_item(&call.name, &call.arguments);
             return self.send_call(events, item).await;
         }
@@ -356,13 +406,17 @@ impl Answer {
         if self.items.last().is_none_or(|item| item["type"] != item_kind) {
             self.close(events, is_open).await?;
         }
-        if self.text_item(&delta) {
+        let (has_begun, scores) = self.text_item(&delta);
+        if has_begun {
             *is_open = true;
             let index = self.items.len() - 1;
             let mut item = self.items[index].clone();
             item["status"] = json!("in_progress");
             let mut part = item["content"][0].clone();
             part["text"] = json!("");
+            if item_kind == "message" {
+                part["logprobs"] = json!([]);
+            }
             item["content"] = json!([]);
             let id = item["id"].clone();
             self.event(events, "response.output_item.added", json!({ "output_index": index, "item": item }))
@@ -374,7 +428,7 @@ impl Answer {
         let id = self.items[index]["id"].clone();
         let mut data = json!({ "item_id": id, "output_index": index, "content_index": 0, "delta": new });
         if item_kind == "message" {
-            data["logprobs"] = json!([]);
+            data["logprobs"] = json!(scores);
         }
         self.event(events, kind, data).await
     }
@@ -412,7 +466,7 @@ impl Answer {
         let mut done =
             json!({ "item_id": item["id"], "output_index": index, "content_index": 0, "text": part["text"] });
         if item["type"] == "message" {
-            done["logprobs"] = json!([]);
+            done["logprobs"] = part["logprobs"].clone();
         }
         self.event(events, kind, done).await?;
         let ended = json!({ "item_id": item["id"], "output_index": index, "content_index": 0, "part": part });
@@ -426,7 +480,7 @@ fn usage(usage: Usage) -> Value {
         "input_tokens": usage.prompt,
         "input_tokens_details": { "cached_tokens": usage.cached },
         "output_tokens": usage.answer,
-        "output_tokens_details": { "reasoning_tokens": 0 },
+        "output_tokens_details": { "reasoning_tokens": usage.reasoning },
         "total_tokens": usage.prompt + usage.answer,
     })
 }

@@ -15,7 +15,7 @@ use tokio::{
     net::TcpSocket,
     runtime,
     signal::unix::{SignalKind, signal},
-    sync::oneshot,
+    sync::{Notify, oneshot},
 };
 
 use crate::{
@@ -145,12 +145,14 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves until SIGTERM or SIGINT, and lets accepted requests finish.
+    /// Serves until SIGTERM or SIGINT, and lets accepted requests finish, unless a second signal ends them.
     ///
     /// # Errors
     /// The listener or the signals cannot be used.
     pub fn run_until_signal(self, listener: TcpListener) -> Result<(), ServerError> {
-        self.run(listener, async {
+        let again = Arc::new(Notify::new());
+        let hurry = again.clone();
+        let stop = async move {
             let streams = signal(SignalKind::terminate()).and_then(|terminate| {
                 signal(SignalKind::interrupt()).map(|interrupt| (terminate, interrupt))
             });
@@ -159,8 +161,16 @@ impl Server {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
+            tokio::spawn(async move {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                again.notify_one();
+            });
             Ok(())
-        })
+        };
+        self.run_until(listener, stop, async move { hurry.notified().await })
     }
 
     /// Serves until `stop` is ready, and lets accepted requests finish.
@@ -171,6 +181,16 @@ impl Server {
         self,
         listener: TcpListener,
         stop: impl Future<Output = io::Result<()>>,
+    ) -> Result<(), ServerError> {
+        self.run_until(listener, stop, std::future::pending())
+    }
+
+    /// As [`Self::run`]; requests that have not finished when `hurry` is ready fail.
+    pub(crate) fn run_until(
+        self,
+        listener: TcpListener,
+        stop: impl Future<Output = io::Result<()>>,
+        hurry: impl Future<Output = ()>,
     ) -> Result<(), ServerError> {
         let threads = std::thread::available_parallelism().map_or(2, |number| number.get().clamp(2, 8));
         let workers = runtime::Builder::new_multi_thread()
@@ -185,7 +205,7 @@ impl Server {
         // work on answers delays them.
         let front =
             runtime::Builder::new_current_thread().enable_all().build().map_err(ServerError::Start)?;
-        let served = front.block_on(self.serve(listener, stop, workers.handle().clone()));
+        let served = front.block_on(self.serve(listener, stop, hurry, workers.handle().clone()));
         // Tasks of clients that do not close their connections end here.
         workers.shutdown_background();
         front.shutdown_background();
@@ -196,6 +216,7 @@ impl Server {
         self,
         listener: TcpListener,
         stop: impl Future<Output = io::Result<()>>,
+        hurry: impl Future<Output = ()>,
         workers: runtime::Handle,
     ) -> Result<(), ServerError> {
         let Self { served, generator, limits, keys, log_prompts, reporter } = self;
@@ -212,7 +233,7 @@ impl Server {
         let serving = tokio::spawn(connections::serve(listener, app.clone(), routes, close));
         app.report(ServerEvent::Listening { address });
         stop.await.map_err(ServerError::Run)?;
-        drain(&app, drain_time).await;
+        drain(&app, drain_time, hurry).await;
         drop(closed);
         // Some clients keep their connections open.
         let _ = tokio::time::timeout(CLOSING, serving).await;
@@ -228,8 +249,8 @@ fn with_long_queue(listener: TcpListener) -> io::Result<tokio::net::TcpListener>
     socket.listen(WAITING_CONNECTIONS)
 }
 
-/// Lets accepted requests finish within a time; then they fail.
-async fn drain(app: &Arc<App>, time: Duration) {
+/// Lets accepted requests finish within a time, and until `hurry` is ready; then they fail.
+async fn drain(app: &Arc<App>, time: Duration, hurry: impl Future<Output = ()>) {
     app.report(ServerEvent::Draining { num_active: app.num_active() });
     app.phase.send_replace(Phase::Draining);
     let generator = app.generator.clone();
@@ -241,7 +262,11 @@ async fn drain(app: &Arc<App>, time: Duration) {
         // The engine has nothing to do any more.
         let _ = drained.await;
     };
-    let _ = tokio::time::timeout(time, all_ended).await;
+    tokio::select! {
+        () = all_ended => {}
+        () = tokio::time::sleep(time) => {}
+        () = hurry => {}
+    }
     let num_failed = app.num_active();
     app.phase.send_replace(Phase::Ended);
     app.report(ServerEvent::Ended { num_failed });

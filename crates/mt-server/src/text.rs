@@ -10,11 +10,21 @@ use crate::error::Result;
 pub struct AnswerText {
     stream: DecodeStream,
     stops: StopStrings,
+    /// The number of tokens whose text ends no answer.
+    min_tokens: usize,
+    num_tokens: usize,
 }
 
 impl AnswerText {
-    /// The text of an answer after a prompt, whose last tokens may affect the text of the answer's first ones.
-    pub fn after(prompt: &[u32], tokenizer: &Arc<Tokenizer>, skip_special: bool, stops: StopStrings) -> Self {
+    /// The text of an answer after a prompt, whose last tokens may affect the text of the answer's first ones. Stop strings
+    /// that end within the first `min_tokens` tokens do not count.
+    pub fn after(
+        prompt: &[u32],
+        tokenizer: &Arc<Tokenizer>,
+        skip_special: bool,
+        stops: StopStrings,
+        min_tokens: usize,
+    ) -> Self {
         let mut stream = DecodeStream::new(tokenizer.clone(), skip_special);
         // A few tokens suffice as context, because decoders look at the beginning of a text alone.
         for token in &prompt[prompt.len().saturating_sub(8)..] {
@@ -22,7 +32,7 @@ impl AnswerText {
             let _ = stream.push(*token);
         }
         let _ = stream.finish();
-        Self { stream, stops }
+        Self { stream, stops, min_tokens, num_tokens: 0 }
     }
 
     /// Adds a token. Returns the text that is certain now, and whether a stop string ends the answer.
@@ -31,7 +41,8 @@ impl AnswerText {
     /// The tokenizer does not have the token.
     pub fn push(&mut self, token: u32) -> Result<(String, bool)> {
         let text = self.stream.push(token)?;
-        Ok(self.stops.push(&text))
+        self.num_tokens += 1;
+        Ok(self.stops.push(&text, self.num_tokens > self.min_tokens))
     }
 
     /// The text that was held back.
@@ -40,11 +51,16 @@ impl AnswerText {
     /// As [`Self::push`].
     pub fn finish(&mut self) -> Result<String> {
         let last = self.stream.finish()?;
-        let (mut text, ended) = self.stops.push(&last);
+        let (mut text, ended) = self.stops.push(&last, self.num_tokens > self.min_tokens);
         if !ended {
             text += &self.stops.release();
         }
         Ok(text)
+    }
+
+    /// The stop string that has occurred.
+    pub fn found_stop(&self) -> Option<&str> {
+        self.stops.found.as_deref()
     }
 }
 
@@ -66,15 +82,15 @@ impl StopStrings {
     }
 
     /// Adds text. Returns the text that belongs to the answer for certain, and whether a stop string has occurred, after
-    /// which no more text does.
-    pub fn push(&mut self, text: &str) -> (String, bool) {
+    /// which no more text does. Unless the text `counts`, stop strings that end in it are text like any other.
+    pub fn push(&mut self, text: &str, counts: bool) -> (String, bool) {
         if self.ended || self.stops.is_empty() {
             return (if self.ended { String::new() } else { text.to_owned() }, self.ended);
         }
         self.held += text;
         let starts = self.stops.iter().filter_map(|stop| self.held.find(stop).map(|at| (at, stop)));
         // The shortest of the stop strings that begin at the same place counts.
-        let first = starts.min_by_key(|(at, stop)| (*at, stop.len()));
+        let first = starts.filter(|_| counts).min_by_key(|(at, stop)| (*at, stop.len()));
         if let Some((at, stop)) = first {
             let length = stop.len();
             self.found = Some(stop.clone());
@@ -85,11 +101,6 @@ impl StopStrings {
         let held = self.stops.iter().map(|stop| length_of_begun(&self.held, stop)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - held);
         (std::mem::replace(&mut self.held, rest), false)
-    }
-
-    /// The stop string that has occurred.
-    pub fn found(&self) -> Option<&str> {
-        self.found.as_deref()
     }
 
     /// The text that was held back, when no more will follow.
@@ -121,7 +132,7 @@ mod tests {
         let mut found: Vec<String> = pieces
             .iter()
             .map(|piece| {
-                let (text, end) = search.push(piece);
+                let (text, end) = search.push(piece, true);
                 ended = end;
                 text
             })
@@ -143,6 +154,26 @@ mod tests {
         check(&["é!"], false, &["caf", "é", "?"], &["caf", "", "é?", ""], false);
     }
 
+    #[test]
+    fn stop_strings_within_the_first_tokens_are_text() {
+        let tokenizer = Arc::new(Tokenizer::bytes());
+        for (min_tokens, expected) in [(0, "a"), (2, "a"), (3, "a--b"), (5, "a--b"), (6, "a--b--")] {
+            let stops = StopStrings::new(vec!["--".to_owned()], false);
+            let mut answer = AnswerText::after(&[1], &tokenizer, true, stops, min_tokens);
+            let mut made = String::new();
+            for token in tokenizer.encode("a--b--", false, false).unwrap() {
+                let (new, ends) = answer.push(token).unwrap();
+                made += &new;
+                if ends {
+                    break;
+                }
+            }
+            let is_found = answer.found_stop() == Some("--");
+            made += &answer.finish().unwrap();
+            assert_eq!((made.as_str(), is_found), (expected, min_tokens < 6), "{min_tokens}");
+        }
+    }
+
     /// The answer up to the first stop string of a whole text.
     fn cut<'a>(text: &'a str, stops: &[String]) -> &'a str {
         let end = stops.iter().filter_map(|stop| text.find(stop)).min();
@@ -162,7 +193,7 @@ mod tests {
             let mut read = String::new();
             for piece in &pieces {
                 read += piece;
-                let (new, end) = search.push(piece);
+                let (new, end) = search.push(piece, true);
                 text += &new;
                 ended = end;
                 if end {
@@ -178,7 +209,7 @@ mod tests {
         #[test]
         fn characters_are_whole(text in "\\PC{0,20}") {
             let tokenizer = Arc::new(Tokenizer::bytes());
-            let mut answer = AnswerText::after(&[1], &tokenizer, true, StopStrings::default());
+            let mut answer = AnswerText::after(&[1], &tokenizer, true, StopStrings::default(), 0);
             let mut joined = String::new();
             for token in tokenizer.encode(&text, false, false).unwrap() {
                 let (new, _) = answer.push(token).unwrap();

@@ -245,13 +245,13 @@ pub fn take_options(command: &mut Serve) -> Result<(), Failure> {
         command.api_key_file = Some(file.into());
     }
     if let Some(requests) = settings.take_option("--max-requests", "REQUESTS")? {
-        command.max_requests = number("--max-requests", &requests)?;
+        command.max_requests = at_least_one("--max-requests", &requests)?;
     }
     if let Some(connections) = settings.take_option("--max-connections", "CONNECTIONS")? {
-        command.max_connections = number("--max-connections", &connections)?;
+        command.max_connections = at_least_one("--max-connections", &connections)?;
     }
     if let Some(seconds) = settings.take_option("--answer-seconds", "SECONDS")? {
-        command.answer_seconds = number("--answer-seconds", &seconds)?;
+        command.answer_seconds = at_least_one("--answer-seconds", &seconds)?;
     }
     if let Some(seconds) = settings.take_option("--drain-seconds", "SECONDS")? {
         command.drain_seconds = number("--drain-seconds", &seconds)?;
@@ -261,6 +261,13 @@ pub fn take_options(command: &mut Serve) -> Result<(), Failure> {
 
 fn number<T: std::str::FromStr>(option: &str, text: &str) -> Result<T, Failure> {
     text.parse().map_err(|_| Failure::user(format!("`{option}` is `{text}`, which is no such number")))
+}
+
+fn at_least_one(option: &str, text: &str) -> Result<usize, Failure> {
+    match number(option, text)? {
+        0 => Err(Failure::user(format!("`{option}` is `0`, but it has to be at least 1"))),
+        number => Ok(number),
+    }
 }
 
 /// The keys of the environment and of a file.

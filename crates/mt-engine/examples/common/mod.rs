@@ -24,10 +24,12 @@ const MODEL: [&str; 9] = [
 /// The length of texts.
 const LONGEST: usize = 1024;
 
-/// The model in a type, with further keys.
+/// The model in a type, with further keys, which replace those of the model.
 pub fn described(dtype: &str, keys: &[String]) -> ModelGroup {
     let types = ["dtype", "weight_dtype"].map(|key| format!("{key}={dtype}"));
-    let model = MODEL.map(str::to_owned);
+    let name = |argument: &str| argument.split('=').next().map(str::to_owned);
+    let is_given = |own: &&str| keys.iter().any(|key| name(key) == name(own));
+    let model: Vec<String> = MODEL.into_iter().filter(|own| !is_given(own)).map(str::to_owned).collect();
     let request =
         ConfigRequest { arguments: [&model[..], &types, keys].concat(), ..ConfigRequest::default() };
     let config = Config::resolve(&request).expect("the keys are right");

@@ -29,7 +29,16 @@ struct Queue {
     events: VecDeque<AnswerEvent>,
     waker: Option<Waker>,
     has_ended: bool,
-    is_cancelled: bool,
+    withdrawn: Withdrawn,
+}
+
+/// What a client does not want any more.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Withdrawn {
+    /// The whole request.
+    pub all: bool,
+    /// Single answers by their numbers.
+    pub answers: Vec<usize>,
 }
 
 /// The two ends of a request's events.
@@ -88,7 +97,13 @@ impl Answers {
 
     /// Ends the request. Events that were sent before can still be received.
     pub fn cancel(&self) {
-        self.shared.queue().is_cancelled = true;
+        self.shared.queue().withdrawn.all = true;
+    }
+
+    /// Ends one answer, such as at a stop string, while others to the same prompt go on. Its pages are free after the next
+    /// step, and [`FinishReason::Cancelled`](crate::FinishReason::Cancelled) is its last event, unless it has ended before.
+    pub fn end(&self, answer: usize) {
+        self.shared.queue().withdrawn.answers.push(answer);
     }
 }
 
@@ -105,8 +120,11 @@ impl AnswerSender {
         self.shared.notify(queue);
     }
 
-    pub fn is_cancelled(&self) -> bool {
-        self.shared.queue().is_cancelled
+    /// What the client has withdrawn since the last call. The whole request stays withdrawn.
+    pub fn withdrawn(&self) -> Withdrawn {
+        let mut queue = self.shared.queue();
+        let answers = std::mem::take(&mut queue.withdrawn.answers);
+        Withdrawn { all: queue.withdrawn.all, answers }
     }
 }
 
@@ -130,7 +148,7 @@ mod tests {
         assert!(answers.poll_recv(&mut context).is_pending());
         let thread = std::thread::spawn(move || {
             for answer in 0..100 {
-                sender.send(AnswerEvent::Finished { answer, reason: FinishReason::Stop });
+                sender.send(AnswerEvent::Finished { answer, reason: FinishReason::Stop, stop_token: None });
             }
         });
         for expected in 0..100 {
@@ -147,8 +165,11 @@ mod tests {
     #[test]
     fn dropping_cancels() {
         let (sender, answers) = channel();
-        assert!(!sender.is_cancelled());
+        assert_eq!(sender.withdrawn(), Withdrawn::default());
+        answers.end(2);
+        assert_eq!(sender.withdrawn(), Withdrawn { all: false, answers: vec![2] });
+        assert_eq!(sender.withdrawn(), Withdrawn::default());
         drop(answers);
-        assert!(sender.is_cancelled());
+        assert!(sender.withdrawn().all);
     }
 }

@@ -227,7 +227,7 @@ impl<S: Steps> Worker<S> {
                 sender.send(AnswerEvent::Token { answer, token });
             }
             let reason = if text.is_stopped { FinishReason::Stop } else { FinishReason::Length };
-            sender.send(AnswerEvent::Finished { answer, reason });
+            sender.send(AnswerEvent::Finished { answer, reason, stop_token: None });
         }
         self.shared.count(|metrics| metrics.finished += count as u64);
         self.close(number);

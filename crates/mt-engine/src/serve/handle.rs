@@ -5,6 +5,7 @@ use std::{
     ops::Deref,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
+    time::Instant,
 };
 
 use mt_models::{Kept, Model, StateSpec};
@@ -98,7 +99,8 @@ impl Inbox {
             self.next_seed
         });
         let (sender, answers) = channel();
-        self.accepted.push_back(Accepted { request, sender, seed, first_answer });
+        let arrived = Instant::now();
+        self.accepted.push_back(Accepted { request, sender, seed, first_answer, arrived });
         self.num_open += 1;
         answers
     }
@@ -178,6 +180,11 @@ impl EngineHandle {
         Ok(answers)
     }
 
+    /// Why the engine answers no requests any more, if it has broken down.
+    pub fn failure(&self) -> Option<String> {
+        self.shared.inbox().failure.clone()
+    }
+
     /// Counts of the engine after its last step.
     pub fn metrics(&self) -> EngineMetrics {
         self.shared.metrics()
@@ -197,7 +204,10 @@ impl Shared {
     /// The state before the first request of an engine with these options.
     pub fn of(options: &ServeOptions) -> Self {
         let shared = Self::default();
-        shared.count(|metrics| metrics.accepted_by_place = vec![0; options.num_drafts()]);
+        shared.count(|metrics| {
+            metrics.accepted_by_place = vec![0; options.num_drafts()];
+            metrics.max_adapters = options.adapters.len();
+        });
         shared
     }
 

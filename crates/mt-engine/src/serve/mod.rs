@@ -22,6 +22,7 @@ mod scheduler;
 mod snapshots;
 mod speculation;
 mod steps;
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod verify;
@@ -38,8 +39,8 @@ pub use options::{CacheSize, ServeOptions};
 pub use program::SERVE_PROGRAMS;
 pub(crate) use program::{ChoiceKey, PoolSizes, ServePrograms, StepKey};
 pub use request::{
-    AnswerEvent, AnswerLimits, EngineMetrics, GenerationRequest, Pooling, SubmitError, TokenChoice,
-    TokenFilter, TokenLogProbability,
+    AnswerEvent, AnswerLimits, EngineMetrics, GenerationRequest, Pooling, STEP_TOKENS, SubmitError,
+    TokenChoice, TokenFilter, TokenLogProbability,
 };
 pub(crate) use scheduler::{Pause, Piece, Plan, Scheduler, SequenceId};
 pub use speculation::{DraftModel, Speculation, SpeculationMethod};

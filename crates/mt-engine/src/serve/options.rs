@@ -160,7 +160,7 @@ impl ServeOptions {
         }
         self.check_choice(&request.choice)?;
         self.check_beams(request)?;
-        self.check_limits(&request.limits)
+        self.check_limits(request)
     }
 
     /// The number of the adapter that a request chooses, from 1; 0 for none.
@@ -250,15 +250,33 @@ impl ServeOptions {
         Ok(())
     }
 
-    fn check_limits(&self, limits: &AnswerLimits) -> Result<(), EngineError> {
+    fn check_limits(&self, request: &GenerationRequest) -> Result<(), EngineError> {
+        let (choice, limits) = (&request.choice, &request.limits);
         self.check_tokens(limits.stop_tokens.iter().copied())?;
-        match limits.max_new_tokens.filter(|most| *most < limits.min_tokens) {
-            Some(most) => Err(EngineError::Sampling(format!(
-                "an answer needs at least {} tokens, but it may have at most {most}",
-                limits.min_tokens
-            ))),
-            None => Ok(()),
+        let wrong = |message: String| Err(EngineError::Sampling(message));
+        let AnswerLimits { min_tokens, max_new_tokens, ref stop_tokens, ignore_eos } = *limits;
+        if let Some(most) = max_new_tokens.filter(|most| *most < min_tokens) {
+            return wrong(format!(
+                "an answer needs at least {min_tokens} tokens, but it may have at most {most}"
+            ));
         }
+        let room = self.prompts.room(request.prompt.len());
+        if min_tokens > room {
+            return wrong(format!(
+                "an answer needs at least {min_tokens} tokens, but the context has room for {room}"
+            ));
+        }
+        let ends =
+            |token: &u32| stop_tokens.contains(token) || !ignore_eos && self.eos_tokens.contains(token);
+        let is_left = |token: &u32| !choice.banned_tokens.contains(token) && !ends(token);
+        if min_tokens > 0
+            && choice.allowed_tokens.as_ref().is_some_and(|allowed| !allowed.iter().any(is_left))
+        {
+            return wrong(format!(
+                "no token is left to choose from: an answer needs at least {min_tokens} tokens, and the allowed ones end it"
+            ));
+        }
+        Ok(())
     }
 
     fn check_tokens(&self, tokens: impl IntoIterator<Item = u32>) -> Result<(), EngineError> {

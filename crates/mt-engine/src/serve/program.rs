@@ -99,6 +99,8 @@ pub(crate) struct ChoiceKey {
 
 impl ChoiceKey {
     pub const GREEDY: Self = Self { sampler: Sampler::Greedy, is_adjusted: false, num_top: 0 };
+    /// A draw from the whole distribution, as requests that set nothing want.
+    pub const WEIGHTED: Self = Self { sampler: Sampler::Weighted, ..Self::GREEDY };
 }
 
 /// The sizes of the pools.

@@ -1,6 +1,6 @@
 //! Requests to a running engine, and the events of their answers.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt, time::Duration};
 
 use super::BeamSearch;
 use crate::{EngineError, FinishReason};
@@ -154,6 +154,8 @@ pub enum AnswerEvent {
     Prompt {
         /// The number of its tokens that came from the prefix cache.
         cached: usize,
+        /// The time until its first tokens were read or found in the cache.
+        waited: Duration,
         /// One entry for each token, if requested; none for the first.
         log_probabilities: Vec<Option<TokenLogProbability>>,
     },
@@ -168,6 +170,8 @@ pub enum AnswerEvent {
     Finished {
         answer: usize,
         reason: FinishReason,
+        /// The token at which the answer stopped. It does not belong to the answer.
+        stop_token: Option<u32>,
     },
     /// The request has failed. No event follows.
     Failed(EngineError),
@@ -214,7 +218,19 @@ pub struct EngineMetrics {
     pub accepted_tokens: u64,
     /// The number of accepted tokens by their place among the drafted ones; empty if the engine does not speculate.
     pub accepted_by_place: Vec<u64>,
+    /// The number of steps by the tokens that they read, in the ranges that [`STEP_TOKENS`] bounds, and the sum of these
+    /// tokens.
+    pub steps: [u64; STEP_TOKENS.len() + 1],
+    pub step_tokens: u64,
+    /// The number of adapters.
+    pub max_adapters: usize,
+    /// The adapters of requests that are being answered, and of others that wait, by name.
+    pub running_adapters: BTreeSet<String>,
+    pub waiting_adapters: BTreeSet<String>,
 }
+
+/// The upper bounds of ranges of tokens that a step reads. The last range has none.
+pub const STEP_TOKENS: [u64; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
 
 impl EngineMetrics {
     /// Counts a verification of drafted tokens.
@@ -223,6 +239,13 @@ impl EngineMetrics {
         self.drafted_tokens += num_drafted as u64;
         self.accepted_tokens += num_accepted as u64;
         self.accepted_by_place.iter_mut().take(num_accepted).for_each(|count| *count += 1);
+    }
+
+    /// Counts a step that reads this number of tokens.
+    pub(super) fn count_step(&mut self, num_tokens: usize) {
+        let num_tokens = num_tokens as u64;
+        self.steps[STEP_TOKENS.partition_point(|bound| *bound < num_tokens)] += 1;
+        self.step_tokens += num_tokens;
     }
 }
 

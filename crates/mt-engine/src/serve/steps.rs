@@ -238,7 +238,7 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
         Ok(steps)
     }
 
-    /// Compiles the programs of greedy choices for all sizes.
+    /// Compiles the programs of greedy and of plainly drawn choices for all sizes.
     pub fn warm_up(&mut self) -> Result<(), EngineError> {
         if self.runtime.target().is_cpu() {
             // The kernel reads only the pages that hold tokens, so that smaller tables save little.
@@ -248,11 +248,12 @@ impl<P: Deref<Target: AsRef<[Array]>>> DeviceSteps<P> {
         let adapted = self.adapted.as_ref().map(|_| Weights::Adapted);
         for weights in [Weights::Base].into_iter().chain(adapted) {
             for (rows, pages) in rows.iter().flat_map(|rows| pages.iter().map(move |pages| (*rows, *pages))) {
-                self.executable(StepKey::Choose { rows, pages, choice: ChoiceKey::GREEDY }, weights)?;
-                if self.programs.num_drafts > 0 {
-                    let length = 1 + self.programs.num_drafts;
-                    let choice = ChoiceKey::GREEDY;
-                    self.executable(StepKey::Verify { rows, length, pages, choice }, weights)?;
+                for choice in [ChoiceKey::GREEDY, ChoiceKey::WEIGHTED] {
+                    self.executable(StepKey::Choose { rows, pages, choice }, weights)?;
+                    if self.programs.num_drafts > 0 {
+                        let length = 1 + self.programs.num_drafts;
+                        self.executable(StepKey::Verify { rows, length, pages, choice }, weights)?;
+                    }
                 }
             }
             for (rows, length) in

@@ -7,11 +7,15 @@
 mod drafts;
 mod pool;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
     AnswerEvent, GenerationRequest, TokenFilter, TokenLogProbability,
-    answers::AnswerSender,
+    answers::{AnswerSender, Withdrawn},
     beams::{Beams, OpenSearch},
     handle::Shared,
     options::ServeOptions,
@@ -29,6 +33,7 @@ pub(crate) struct Accepted {
     pub seed: u64,
     /// The number of the first answer, by which answers with the same seed differ.
     pub first_answer: u64,
+    pub arrived: Instant,
 }
 
 /// A request with answers that have not ended.
@@ -45,6 +50,8 @@ pub(super) struct OpenRequest {
     pub sequences: Vec<SequenceId>,
     /// Set if it searches for the most probable texts.
     pub search: Option<OpenSearch>,
+    /// The time until the first tokens of its prompt were read or found in the cache.
+    waited: Option<Duration>,
 }
 
 impl OpenRequest {
@@ -54,6 +61,11 @@ impl OpenRequest {
         let reported = request.log_probabilities.unwrap_or(0);
         let search = request.choice.beams;
         search.map_or(reported, |search| search.num_candidates(self.stop.len()).max(reported))
+    }
+
+    /// The time until the first tokens were read or found, which is over.
+    fn has_begun(&mut self) -> Duration {
+        *self.waited.get_or_insert_with(|| self.accepted.arrived.elapsed())
     }
 }
 
@@ -143,7 +155,7 @@ impl<S: Steps> Worker<S> {
     /// Opens requests, and runs a step.
     pub fn turn(&mut self, accepted: impl IntoIterator<Item = Accepted>) {
         accepted.into_iter().for_each(|accepted| self.open(accepted));
-        self.close_cancelled();
+        self.close_withdrawn();
         if let Err(error) = self.step() {
             self.fail_all(error);
         }
@@ -152,9 +164,12 @@ impl<S: Steps> Worker<S> {
 
     /// Ends one answer of the request that was opened as `number`, before its next token.
     pub fn cancel(&mut self, number: u64, answer: usize) {
-        let is_it = |other: &Answer| other.request == number && other.number == answer;
-        let found = self.answers.iter().find(|(_, other)| is_it(other)).map(|(id, _)| *id);
-        found.into_iter().for_each(|id| self.finish(id, FinishReason::Cancelled));
+        // The texts of a search end together.
+        let open = self.requests.get(&number).filter(|request| request.search.is_none());
+        let Some(request) = open else { return };
+        let is_it = |id: &&SequenceId| self.answers.get(*id).is_some_and(|other| other.number == answer);
+        let found = request.sequences.iter().find(is_it).copied();
+        found.into_iter().for_each(|id| self.finish(id, FinishReason::Cancelled, None));
     }
 
     fn open(&mut self, accepted: Accepted) {
@@ -194,6 +209,7 @@ impl<S: Steps> Worker<S> {
             prompt_scores: Some(prompt_scores),
             sequences: sequences.clone(),
             search,
+            waited: None,
         };
         let mut filters = std::mem::take(&mut open.accepted.request.filters).into_iter();
         for (index, sequence) in sequences.into_iter().enumerate() {
@@ -229,11 +245,19 @@ impl<S: Steps> Worker<S> {
         Some(Adjustment { bias, seen, allowed: base_mask(choice, num_choices) })
     }
 
-    fn close_cancelled(&mut self) {
-        let cancelled = self.requests.iter().filter(|(_, request)| request.accepted.sender.is_cancelled());
-        let cancelled: Vec<u64> = cancelled.map(|(number, _)| *number).collect();
-        for number in cancelled {
-            self.close(number);
+    /// Closes requests and ends answers that clients do not want any more.
+    fn close_withdrawn(&mut self) {
+        let withdrawn = |(number, request): (&u64, &OpenRequest)| {
+            let withdrawn = request.accepted.sender.withdrawn();
+            (withdrawn != Withdrawn::default()).then_some((*number, withdrawn))
+        };
+        let withdrawn: Vec<(u64, Withdrawn)> = self.requests.iter().filter_map(withdrawn).collect();
+        for (number, Withdrawn { all, answers }) in withdrawn {
+            if all {
+                self.close(number);
+            } else {
+                answers.into_iter().for_each(|answer| self.cancel(number, answer));
+            }
         }
     }
 
@@ -273,7 +297,11 @@ impl<S: Steps> Worker<S> {
 
     fn step(&mut self) -> Result<(), EngineError> {
         let Plan { copies, mut pieces, decoded, preempted, host } = self.scheduler.plan();
+        let num_tokens = pieces.iter().map(|piece| piece.count).sum::<usize>() + decoded.len();
         self.shared.count(|metrics| {
+            if num_tokens > 0 {
+                metrics.count_step(num_tokens);
+            }
             metrics.preemptions += preempted.len() as u64;
             metrics.saved_pages += host.saved.len() as u64;
             metrics.restored_pages += host.restored.len() as u64;
@@ -286,6 +314,10 @@ impl<S: Steps> Worker<S> {
         }
         if !host.restored.is_empty() {
             self.steps.restore(&host.restored)?;
+        }
+        for piece in &pieces {
+            let request = self.requests.get_mut(&self.answers[&piece.sequence].request);
+            request.expect("answers belong to requests").has_begun();
         }
         // Pieces of alike length are read together, and prompts that attend to no earlier page apart from others.
         pieces.sort_by_key(|piece| {
@@ -378,7 +410,9 @@ impl<S: Steps> Worker<S> {
     fn may_go_on(&mut self, decoded: Vec<SequenceId>) -> (Vec<SequenceId>, Vec<SequenceId>) {
         let mut sequences: Vec<SequenceId> =
             decoded.into_iter().filter(|id| self.may_continue(*id)).collect();
-        sequences.sort_by_key(|id| order_of_adapter(self.scheduler.sequence(*id).adapter));
+        if !self.options.adapters.is_empty() {
+            sequences.sort_by_cached_key(|id| order_of_adapter(self.scheduler.sequence(*id).adapter));
+        }
         sequences.into_iter().partition(|id| self.scheduler.sequence(*id).num_drafts > 0)
     }
 
@@ -426,13 +460,14 @@ impl<S: Steps> Worker<S> {
         if let Some(scores) = request.prompt_scores.take() {
             let cached = self.scheduler.sequence(id).found;
             self.shared.count(|metrics| metrics.cached_prompt_tokens += cached as u64);
-            request.accepted.sender.send(AnswerEvent::Prompt { cached, log_probabilities: scores });
+            let waited = request.has_begun();
+            request.accepted.sender.send(AnswerEvent::Prompt { cached, waited, log_probabilities: scores });
         }
         if request.limit == 0 {
             let number = answer.request;
             match request.search {
                 Some(_) => self.end_search(number),
-                None => self.finish(id, FinishReason::Length),
+                None => self.finish(id, FinishReason::Length, None),
             }
             return false;
         }
@@ -453,7 +488,7 @@ impl<S: Steps> Worker<S> {
                 clear(&mut adjustment.allowed, *token);
             }
             if adjustment.allowed.iter().all(|word| *word == 0) {
-                self.finish(id, FinishReason::Stop);
+                self.finish(id, FinishReason::Stop, None);
                 return false;
             }
         }
@@ -474,7 +509,7 @@ impl<S: Steps> Worker<S> {
         }
         let chosen = token.token;
         if request.stop.contains(&chosen) {
-            self.finish(id, FinishReason::Stop);
+            self.finish(id, FinishReason::Stop, Some(chosen));
             return Ok(());
         }
         answer.num_tokens += 1;
@@ -484,32 +519,51 @@ impl<S: Steps> Worker<S> {
         request.accepted.sender.send(AnswerEvent::Token { answer: answer.number, token });
         let goes_on = answer.filter.as_mut().is_none_or(|filter| filter.accept(chosen));
         if !goes_on {
-            self.finish(id, FinishReason::Stop);
+            self.finish(id, FinishReason::Stop, None);
         } else if answer.num_tokens == request.limit {
-            self.finish(id, FinishReason::Length);
+            self.finish(id, FinishReason::Length, None);
         } else {
             self.scheduler.has_chosen(id, chosen);
         }
         Ok(())
     }
 
-    fn finish(&mut self, id: SequenceId, reason: FinishReason) {
+    fn finish(&mut self, id: SequenceId, reason: FinishReason, stop_token: Option<u32>) {
         let Some(answer) = self.answers.remove(&id) else { return };
         self.scheduler.remove(id);
         self.shared.count(|metrics| metrics.finished += 1);
         let request = self.requests.get_mut(&answer.request).expect("answers belong to requests");
         request.sequences.retain(|other| *other != id);
-        request.accepted.sender.send(AnswerEvent::Finished { answer: answer.number, reason });
+        request.accepted.sender.send(AnswerEvent::Finished { answer: answer.number, reason, stop_token });
         if request.sequences.is_empty() {
             self.close(answer.request);
         }
+    }
+
+    /// The names of adapters of requests that are being answered, and of others that wait.
+    fn adapters(&self) -> [BTreeSet<String>; 2] {
+        let mut names = [BTreeSet::new(), BTreeSet::new()];
+        if self.options.adapters.is_empty() {
+            return names;
+        }
+        for request in self.requests.values() {
+            let Some(name) = &request.accepted.request.adapter else { continue };
+            let runs = |id: &SequenceId| self.scheduler.sequence(*id).entry != 0;
+            let place = usize::from(!request.sequences.iter().any(runs));
+            if !names[place].contains(name) {
+                names[place].insert(name.clone());
+            }
+        }
+        names
     }
 
     fn report(&self) {
         let (used_pages, total_pages) = self.scheduler.pages();
         let (running, waiting) = (self.scheduler.num_running(), self.scheduler.num_waiting());
         let host_bytes = self.scheduler.host_bytes();
+        let [running_adapters, waiting_adapters] = self.adapters();
         self.shared.count(|metrics| {
+            (metrics.running_adapters, metrics.waiting_adapters) = (running_adapters, waiting_adapters);
             (metrics.used_pages, metrics.total_pages) = (used_pages, total_pages);
             (metrics.running, metrics.waiting) = (running, waiting);
             metrics.host_bytes = host_bytes;

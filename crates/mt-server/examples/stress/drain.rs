@@ -22,16 +22,17 @@ pub async fn check(options: &Options, questions: &Questions) -> Result<Value, St
     for number in 0..SHORT + LONG {
         let (address, drain) = (options.address.clone(), options.drain_seconds);
         let length = if number < SHORT { SHORT_LENGTH } else { questions.max_length - 8 };
+        let is_streamed = number < SHORT || number % 4 != 0;
         let body = json!({
             "model": questions.model, "prompt": "1 2", "max_tokens": length, "ignore_eos": true, "temperature": 0,
-            "stream": true, "n": if number < SHORT { 1 } else { 8 },
+            "stream": is_streamed, "n": if number < SHORT { 1 } else { 8 },
         });
         let stream = http::send(&address, "POST", "/v1/completions", body.to_string().as_bytes()).await?;
         if number < SHORT {
             // The engine has the short ones before the others, so that they are done in time.
             stream.readable().await.map_err(|error| error.to_string())?;
         }
-        tasks.spawn(async move { (number < SHORT, finish(stream, drain).await) });
+        tasks.spawn(async move { (number < SHORT, finish(stream, is_streamed, drain).await) });
     }
     // All are accepted.
     for _ in 0..600 {
@@ -59,7 +60,7 @@ pub async fn check(options: &Options, questions: &Questions) -> Result<Value, St
     let seconds = started.elapsed().as_secs_f64();
     for _ in 0..100 {
         if !std::path::Path::new(&format!("/proc/{}", options.pid)).exists() || is_zombie(options.pid) {
-            let limit = options.drain_seconds as f64 + 8.0;
+            let limit = options.drain_seconds as f64 + 5.0;
             if seconds > limit {
                 return Err(format!("the server took {seconds:.1} s to end, more than {limit} s"));
             }
@@ -72,19 +73,20 @@ pub async fn check(options: &Options, questions: &Questions) -> Result<Value, St
     Err("the process is still there".to_owned())
 }
 
-/// Reads a stream. `true` if it is complete, `false` if it ends with an error object.
-async fn finish(mut stream: tokio::net::TcpStream, drain: u64) -> Result<bool, String> {
+/// Reads a response. `true` if it is complete, `false` if it is or ends with an error object.
+async fn finish(mut stream: tokio::net::TcpStream, is_streamed: bool, drain: u64) -> Result<bool, String> {
     let mut bytes = Vec::new();
     let read = tokio::time::timeout(Duration::from_secs(drain + 60), stream.read_to_end(&mut bytes)).await;
-    read.map_err(|_| "a stream does not end".to_owned())?.map_err(|error| error.to_string())?;
+    read.map_err(|_| "a response does not end".to_owned())?.map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&bytes);
     let has_error = text.contains("\"code\":\"shutting_down\"");
-    match (text.contains("data: [DONE]"), has_error) {
+    let end = if is_streamed { "data: [DONE]" } else { "\"finish_reason\":\"length\"" };
+    match (text.contains(end), has_error) {
         (true, false) => Ok(true),
         (_, true) => Ok(false),
         (false, false) => {
             let end = text.char_indices().rev().nth(300).map_or(0, |(place, _)| place);
-            Err(format!("a stream ends without a word: {:?}", &text[end..]))
+            Err(format!("a response ends without a word: {:?}", &text[end..]))
         }
     }
 }

@@ -137,6 +137,7 @@ fn run(options: &Options) -> Result<(Value, Vec<String>), String> {
         tasks.join_all().await
     });
     let idle = runtime.block_on(watch::until_idle(&options.address));
+    let counts = runtime.block_on(watch::counts(&options.address));
     let watched = watch.end();
     let drained = runtime.block_on(drain::check(options, &questions));
     let mut problems = tally.problems();
@@ -165,6 +166,7 @@ fn run(options: &Options) -> Result<(Value, Vec<String>), String> {
         "seconds": options.seconds,
         "requests": tally.report(),
         "server": watched.report(bound),
+        "engine": counts.unwrap_or_default(),
         "pages_after": idle.ok(),
         "drain": drained.ok(),
         "problems": problems,

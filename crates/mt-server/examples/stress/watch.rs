@@ -176,15 +176,25 @@ fn status(pid: u32, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 
+/// Counts of the engine: how often it put requests back for want of pages, and how much it found in the prefix cache.
+pub async fn counts(address: &str) -> Result<Value, String> {
+    let metrics = http::request(address, "GET", "/metrics", b"").await?.text();
+    let names = ["num_preemptions_total", "prefix_cache_hits_total", "prefix_cache_queries_total"];
+    Ok(names.into_iter().map(|name| (name.to_owned(), json!(value_of(&metrics, name)))).collect())
+}
+
+/// A single value among metrics.
+fn value_of(metrics: &str, name: &str) -> Option<f64> {
+    let line = metrics.lines().find(|line| line.starts_with(&format!("vllm:{name}{{")))?;
+    line.rsplit(' ').next()?.parse::<f64>().ok()
+}
+
 /// Waits until the server has nothing to do, and returns the fraction of its pages in use.
 pub async fn until_idle(address: &str) -> Result<f64, String> {
     let mut last = String::new();
     for _ in 0..600 {
         let metrics = http::request(address, "GET", "/metrics", b"").await?.text();
-        let value = |name: &str| {
-            let line = metrics.lines().find(|line| line.starts_with(&format!("vllm:{name}{{")))?;
-            line.rsplit(' ').next()?.parse::<f64>().ok()
-        };
+        let value = |name: &str| value_of(&metrics, name);
         let load = http::request(address, "GET", "/load", b"").await?.json()?["server_load"].as_u64();
         let found = (
             load,

@@ -40,6 +40,10 @@ impl Harmony {
         found
     }
 
+    pub fn is_reasoning(&self) -> bool {
+        matches!(self.state, State::Reasoning)
+    }
+
     pub fn finish(&mut self) -> Vec<Delta> {
         let mut found = Vec::new();
         let rest = std::mem::take(&mut self.held);

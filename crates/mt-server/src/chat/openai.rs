@@ -13,7 +13,7 @@ use crate::{
     endpoint::Endpoint,
     error::{ApiError, Result},
     fields::Fields,
-    generation::Finish,
+    generation::{Finish, StopReason},
     log_probabilities::chat_entry,
     parameters::{Parameters, check_top},
     sse::{Events, Gone},
@@ -35,6 +35,10 @@ fn read(app: &App, fields: &Fields) -> Result<(ChatInput, Parameters, Streaming)
         }
     }
     let streaming = Streaming::read(fields)?;
+    if streaming.stream && parameters.prompt_log_probabilities.is_some() {
+        let message = "`prompt_logprobs` is not available with `stream`, whose events have no place for it";
+        return Err(ApiError::field("prompt_logprobs", message).with_code("unsupported_parameter"));
+    }
     if fields.flag("echo")? == Some(true) {
         let message = "`echo` is available in `/v1/completions` alone";
         return Err(ApiError::field("echo", message).with_code("unsupported_parameter"));
@@ -66,6 +70,8 @@ pub struct Answers {
     has_log_probabilities: bool,
     has_prompt: bool,
     has_ids: bool,
+    /// Whether an event of the stream has the prompt's tokens.
+    has_begun: bool,
 }
 
 /// A whole answer.
@@ -77,6 +83,7 @@ struct Choice {
     log_probabilities: Vec<Value>,
     token_ids: Vec<u32>,
     reason: Option<&'static str>,
+    stop: Option<StopReason>,
 }
 
 impl Endpoint for Answers {
@@ -93,6 +100,7 @@ impl Endpoint for Answers {
             has_log_probabilities: parameters.log_probabilities.is_some(),
             has_prompt: parameters.prompt_log_probabilities.is_some(),
             has_ids: parameters.return_token_ids,
+            has_begun: false,
             num_answers: parameters.num_answers,
             streaming,
             run: ChatRun::start(app, call, input, parameters).await?,
@@ -131,8 +139,9 @@ impl Endpoint for Answers {
                         }
                     }
                 }
-                ChatPiece::End { answer, finish, calls } => {
-                    choices[answer].reason = Some(reason(finish, calls))
+                ChatPiece::End { answer, finish, stop, calls } => {
+                    let choice = &mut choices[answer];
+                    (choice.reason, choice.stop) = (Some(reason(finish, calls)), stop);
                 }
             }
         }
@@ -185,8 +194,9 @@ impl Endpoint for Answers {
                         self.event(events, answer, json!({ "content": "" }), token, None).await?;
                     }
                 }
-                ChatPiece::End { answer, finish, calls } => {
-                    self.event(events, answer, json!({}), None, Some(reason(finish, calls))).await?;
+                ChatPiece::End { answer, finish, stop, calls } => {
+                    let end = (reason(finish, calls), stop);
+                    self.event(events, answer, json!({}), None, Some(end)).await?;
                 }
             }
         }
@@ -232,7 +242,7 @@ impl Answers {
             "message": message,
             "logprobs": log_probabilities,
             "finish_reason": choice.reason,
-            "stop_reason": null,
+            "stop_reason": StopReason::json(choice.stop.as_ref()),
         });
         if self.has_ids {
             object["token_ids"] = json!(choice.token_ids);
@@ -246,21 +256,28 @@ impl Answers {
         index: usize,
         delta: Value,
         token: Option<TokenLogProbability>,
-        reason: Option<&'static str>,
+        end: Option<(&'static str, Option<StopReason>)>,
     ) -> Result<(), Gone> {
         let entries = token.as_ref().filter(|_| self.has_log_probabilities);
         let log_probabilities = match entries {
             Some(token) => json!({ "content": [chat_entry(&self.app.served.tokenizer, token)] }),
             None => Value::Null,
         };
+        let (reason, stop) = end.unzip();
         let mut choice =
             json!({ "index": index, "delta": delta, "logprobs": log_probabilities, "finish_reason": reason });
+        if let Some(stop) = stop {
+            choice["stop_reason"] = StopReason::json(stop.as_ref());
+        }
         if self.has_ids
             && let Some(token) = &token
         {
             choice["token_ids"] = json!([token.token]);
         }
         let mut body = self.body("chat.completion.chunk", vec![choice]);
+        if self.has_ids && !std::mem::replace(&mut self.has_begun, true) {
+            body["prompt_token_ids"] = json!(self.run.prompt);
+        }
         if self.streaming.continuous_usage {
             body["usage"] = self.run.usage().json();
         } else if self.streaming.include_usage {

@@ -55,6 +55,14 @@ impl ChatParser {
         joined(deltas)
     }
 
+    /// Whether the next text belongs to reasoning.
+    pub fn is_reasoning(&self) -> bool {
+        match self {
+            Self::Harmony(parser) => parser.is_reasoning(),
+            Self::Tagged(parser) => matches!(parser.state, State::Thinking | State::Reasoning),
+        }
+    }
+
     /// The rest of the answer, at its end.
     pub fn finish(&mut self) -> Vec<Delta> {
         let deltas = match self {

@@ -8,7 +8,7 @@ use super::{ChatInput, ChatParser, Delta, Rendered};
 use crate::{
     app::{App, Call, work},
     error::{ApiError, Result},
-    generation::{Finish, Generation, Piece, Usage},
+    generation::{Finish, Generation, Piece, StopReason, Usage},
     parameters::Parameters,
 };
 
@@ -20,7 +20,7 @@ pub enum ChatPiece {
     /// A token, and the text and calls that it completes.
     Delta { answer: usize, deltas: Vec<Delta>, token: Option<TokenLogProbability> },
     /// The end of an answer; `calls` tells whether it called tools.
-    End { answer: usize, finish: Finish, calls: bool },
+    End { answer: usize, finish: Finish, stop: Option<StopReason>, calls: bool },
 }
 
 /// A conversation's answers. Dropping it cancels them.
@@ -29,6 +29,10 @@ pub struct ChatRun {
     parsers: Vec<ChatParser>,
     calls: Vec<bool>,
     queue: VecDeque<ChatPiece>,
+    /// The number of tokens that are reasoning.
+    num_reasoning: usize,
+    /// Whether the last token was one of them.
+    pub is_reasoning: bool,
     pub prompt: Vec<u32>,
     /// The name of the model that answers.
     pub model: String,
@@ -75,6 +79,8 @@ impl ChatRun {
             parsers: (0..parameters.num_answers).map(|_| parser()).collect(),
             calls: vec![false; parameters.num_answers],
             queue: VecDeque::new(),
+            num_reasoning: 0,
+            is_reasoning: false,
             prompt: rendered.tokens,
             model: app.served.name_of(parameters.adapter.as_deref()),
         })
@@ -92,15 +98,20 @@ impl ChatRun {
         Ok(Some(match piece {
             Piece::Prompt { log_probabilities } => ChatPiece::Prompt { log_probabilities },
             Piece::Text { answer, text, token } => {
-                let deltas = self.parsers[answer].push(&text);
+                let parser = &mut self.parsers[answer];
+                let was_reasoning = parser.is_reasoning();
+                let deltas = parser.push(&text);
+                // The marks of reasoning count, too.
+                self.is_reasoning = was_reasoning || parser.is_reasoning();
+                self.num_reasoning += usize::from(self.is_reasoning);
                 self.note_calls(answer, &deltas);
                 ChatPiece::Delta { answer, deltas, token: Some(token) }
             }
-            Piece::End { answer, text, finish } => {
+            Piece::End { answer, text, finish, stop } => {
                 let mut deltas = self.parsers[answer].push(&text);
                 deltas.extend(self.parsers[answer].finish());
                 self.note_calls(answer, &deltas);
-                let end = ChatPiece::End { answer, finish, calls: self.calls[answer] };
+                let end = ChatPiece::End { answer, finish, stop, calls: self.calls[answer] };
                 if deltas.is_empty() {
                     end
                 } else {
@@ -117,7 +128,7 @@ impl ChatRun {
 
     /// The numbers of tokens so far.
     pub fn usage(&self) -> Usage {
-        Usage::of(std::slice::from_ref(&self.generation))
+        Usage { reasoning: self.num_reasoning, ..Usage::of(std::slice::from_ref(&self.generation)) }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod client;
+mod contracts;
 mod embeddings;
 mod fuzz;
 mod limits;

@@ -309,6 +309,8 @@ fn wrong_requests_are_explained() {
         (json!({ "prompt": [300] }), "prompt", "below 259"),
         (json!({ "prompt": {} }), "prompt", "not a text"),
         (json!({ "guided_regex": "(" }), "guided_json", "cannot be used"),
+        (json!({ "guided_regex": "a", "guided_choice": ["b"] }), "guided_json", "more than one"),
+        (json!({ "guided_choice": [] }), "guided_json", "`guided_choice` has no text"),
         (json!({ "allowed_token_ids": [] }), "allowed_token_ids", "empty"),
     ] {
         check_error(&server, completions, &completion(extra), 400, Some(parameter), message);

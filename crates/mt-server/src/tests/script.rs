@@ -44,8 +44,12 @@ pub struct Scripted {
     /// The requests that were dropped before their ends.
     pub cancelled: Arc<AtomicUsize>,
     pub tokenizer: Arc<Tokenizer>,
+    /// The answers that were ended alone.
+    pub ended: Arc<Mutex<Vec<usize>>>,
     /// Whether the queue is full.
     pub is_full: bool,
+    /// Whether the engine has failed.
+    pub has_failed: bool,
     /// The time for which each request keeps its thread.
     pub stall: Duration,
 }
@@ -58,7 +62,9 @@ impl Scripted {
             submitted: Mutex::default(),
             cancelled: Arc::default(),
             tokenizer: Arc::new(Tokenizer::bytes()),
+            ended: Arc::default(),
             is_full: false,
+            has_failed: false,
             stall: Duration::ZERO,
         }
     }
@@ -98,12 +104,17 @@ impl Generator for Scripted {
                 }
                 None => Vec::new(),
             };
-            let mut events = vec![AnswerEvent::Prompt { cached: 0, log_probabilities }];
+            let waited = Duration::from_millis(1);
+            let mut events = vec![AnswerEvent::Prompt { cached: 0, waited, log_probabilities }];
             for answer in 0..request.num_answers {
-                let mut reason = FinishReason::Stop;
+                let (mut reason, mut stop_token) = (FinishReason::Stop, None);
                 for (index, token) in tokens.iter().enumerate() {
                     if index == most || request.limits.stop_tokens.contains(token) {
-                        reason = if index == most { FinishReason::Length } else { reason };
+                        if index == most {
+                            reason = FinishReason::Length;
+                        } else {
+                            stop_token = Some(*token);
+                        }
                         break;
                     }
                     let mut goes_on = true;
@@ -123,7 +134,7 @@ impl Generator for Scripted {
                         break;
                     }
                 }
-                events.push(AnswerEvent::Finished { answer, reason });
+                events.push(AnswerEvent::Finished { answer, reason, stop_token });
             }
             for event in events {
                 if !pause.is_zero() {
@@ -135,11 +146,15 @@ impl Generator for Scripted {
                 }
             }
         });
-        Ok(Box::new(Events { receiver }))
+        Ok(Box::new(Events { receiver, ended: self.ended.clone() }))
     }
 
     fn metrics(&self) -> EngineMetrics {
         EngineMetrics { running: 1, used_pages: 1, total_pages: 2, ..EngineMetrics::default() }
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.has_failed.then(|| "out of luck".to_owned())
     }
 
     fn drain(&self) {}
@@ -147,6 +162,7 @@ impl Generator for Scripted {
 
 struct Events {
     receiver: mpsc::Receiver<AnswerEvent>,
+    ended: Arc<Mutex<Vec<usize>>>,
 }
 
 impl Events {
@@ -159,13 +175,17 @@ impl Events {
         };
         let (sender, receiver) = mpsc::channel(1);
         sender.try_send(AnswerEvent::Pooled { values: vec![first, length] }).unwrap();
-        Self { receiver }
+        Self { receiver, ended: Arc::default() }
     }
 }
 
 impl AnswerStream for Events {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<AnswerEvent>> {
         self.receiver.poll_recv(context)
+    }
+
+    fn end(&mut self, answer: usize) {
+        self.ended.lock().unwrap().push(answer);
     }
 }
 
@@ -201,6 +221,7 @@ pub struct Running {
     pub generator: Arc<Scripted>,
     pub events: Arc<Mutex<Vec<ServerEvent>>>,
     stop: Option<oneshot::Sender<()>>,
+    hurry: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -223,6 +244,7 @@ impl Running {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
+        let (hurry, hurried) = oneshot::channel();
         let events = Arc::new(Mutex::new(Vec::new()));
         let server = Server {
             served: served(generator.tokenizer.clone(), !settings.no_template),
@@ -240,9 +262,14 @@ impl Running {
                 let _ = stopped.await;
                 Ok::<(), io::Error>(())
             };
-            server.run(listener, stop).unwrap();
+            let hurry = async {
+                if hurried.await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            server.run_until(listener, stop, hurry).unwrap();
         });
-        Self { address, generator, events, stop: Some(stop), thread: Some(thread) }
+        Self { address, generator, events, stop: Some(stop), hurry: Some(hurry), thread: Some(thread) }
     }
 
     pub fn client(&self) -> Client {
@@ -260,6 +287,11 @@ impl Running {
     /// Begins the end of the server.
     pub fn stop(&mut self) {
         self.stop.take();
+    }
+
+    /// Ends the requests that a server still answers after [`Self::stop`].
+    pub fn hurry(&mut self) {
+        self.hurry.take().unwrap().send(()).unwrap();
     }
 
     /// Waits until the server has ended.

@@ -50,7 +50,21 @@ fn accepted_requests_finish() {
 #[test]
 fn requests_beyond_the_limit_fail() {
     let (mut server, mut client) = begun(&"word ".repeat(180), Duration::from_millis(100));
-    let text = rest(&mut client);
+    assert_fails(&mut client);
+    server.join();
+}
+
+#[test]
+fn a_second_signal_ends_requests() {
+    let (mut server, mut client) = begun(&"word ".repeat(180), Duration::from_secs(60));
+    server.hurry();
+    assert_fails(&mut client);
+    server.join();
+}
+
+/// Checks that an answer ends with the error object.
+fn assert_fails(client: &mut super::client::Client) {
+    let text = rest(client);
     let error = text.split("\n\n").filter_map(|block| block.strip_prefix("data: {\"error\"")).count();
     assert_eq!(error, 1, "{text}");
     let last: Value = serde_json::from_str(
@@ -58,5 +72,4 @@ fn requests_beyond_the_limit_fail() {
     )
     .unwrap();
     assert_eq!(last["error"]["code"], "shutting_down");
-    server.join();
 }

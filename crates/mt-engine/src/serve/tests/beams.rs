@@ -27,7 +27,7 @@ fn collect(mut answers: Answers, count: usize) -> Vec<Found> {
                 all[answer].0.push(token.token);
                 all[answer].1.push(token.log_probability);
             }
-            AnswerEvent::Finished { answer, reason } => all[answer].2 = reason == FinishReason::Stop,
+            AnswerEvent::Finished { answer, reason, .. } => all[answer].2 = reason == FinishReason::Stop,
             AnswerEvent::Failed(error) => panic!("{error}"),
         }
     }

@@ -13,12 +13,13 @@ use mt_testing::Random;
 use crate::{
     EngineError, FinishReason, PromptBounds,
     serve::{
-        AnswerEvent, AnswerLimits, Answers, EngineHandle, GenerationRequest, ServeOptions, Speculation,
-        SpeculationMethod, SubmitError, TokenChoice, TokenFilter, TokenLogProbability,
+        AnswerEvent, AnswerLimits, Answers, EngineHandle, GenerationRequest, ServeOptions, Shared,
+        Speculation, SpeculationMethod, SubmitError, TokenChoice, TokenFilter, TokenLogProbability, Worker,
         host_pages::PageMove,
         pages::PageId,
         scheduler::{PoolOptions, Scheduler, SchedulerOptions, StateCopy},
         steps::{Drafts, StepChoice, StepRow, StepSizes, Steps},
+        testing::blind_engine,
     },
 };
 
@@ -281,59 +282,6 @@ impl Steps for FreeModel {
     }
 }
 
-/// A model that chooses without looking.
-struct Blind;
-
-impl Steps for Blind {
-    type Pending = Vec<u32>;
-
-    fn copy(&mut self, _copy: &StateCopy) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    fn read(
-        &mut self,
-        rows: &[StepRow<'_>],
-        _targets: &[&[u32]],
-        _scores: Option<usize>,
-    ) -> Result<Vec<Vec<TokenLogProbability>>, EngineError> {
-        Ok(rows.iter().map(|_| Vec::new()).collect())
-    }
-
-    fn start(&mut self, rows: &[StepRow<'_>], _choices: &[StepChoice<'_>]) -> Result<Vec<u32>, EngineError> {
-        Ok(rows.iter().map(|row| (row.before % VOCAB_SIZE) as u32).collect())
-    }
-
-    fn finish(&mut self, pending: Vec<u32>) -> Result<Vec<TokenLogProbability>, EngineError> {
-        Ok(pending.into_iter().map(plain).collect())
-    }
-
-    fn pool(&mut self, rows: &[StepRow<'_>], _weights: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, EngineError> {
-        Ok(rows.iter().map(|_| Vec::new()).collect())
-    }
-
-    fn verify(
-        &mut self,
-        _rows: &[StepRow<'_>],
-        _drafts: &[Drafts<'_>],
-        _choices: &[StepChoice<'_>],
-    ) -> Result<Vec<Vec<TokenLogProbability>>, EngineError> {
-        unreachable!("the engine speculates on nothing")
-    }
-
-    fn save(&mut self, _forgotten: &[u64], _saved: &[PageMove]) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    fn restore(&mut self, _restored: &[PageMove]) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    fn reset(&mut self) -> Result<(), EngineError> {
-        Ok(())
-    }
-}
-
 fn options(max_target_length: usize) -> ServeOptions {
     let prompts = PromptBounds {
         vocab_size: VOCAB_SIZE,
@@ -366,7 +314,7 @@ fn collect(mut answers: Answers, count: usize) -> Vec<(Vec<u32>, Option<FinishRe
         match event {
             AnswerEvent::Prompt { .. } => assert!(all.iter().all(|(tokens, _)| tokens.is_empty())),
             AnswerEvent::Token { answer, token } => all[answer].0.push(token.token),
-            AnswerEvent::Finished { answer, reason } => all[answer].1 = Some(reason),
+            AnswerEvent::Finished { answer, reason, .. } => all[answer].1 = Some(reason),
             AnswerEvent::Pooled { .. } => panic!("an answer was wanted"),
             AnswerEvent::Failed(error) => panic!("{error}"),
         }
@@ -605,27 +553,37 @@ fn wrong_requests_are_refused() {
         },
         "at least 3 tokens, but it may have at most 2",
     );
+    check(
+        &|request| request.limits = AnswerLimits { min_tokens: 63, ..AnswerLimits::default() },
+        "at least 63 tokens, but the context has room for 62",
+    );
+    check(
+        &|request| {
+            request.choice = TokenChoice { allowed_tokens: Some(vec![4, 5]), ..TokenChoice::GREEDY };
+            request.limits =
+                AnswerLimits { min_tokens: 1, stop_tokens: vec![5, 4], ..AnswerLimits::default() };
+        },
+        "and the allowed ones end it",
+    );
 }
 
 /// The scheduler, the worker, the channels and the texts of 256 answers at once handle far more tokens than a model chooses.
 #[test]
 fn the_work_around_the_model_is_small() {
     const NUM_TOKENS: usize = 400;
-    let scheduling = SchedulerOptions {
-        page_size: 16,
-        pools: vec![PoolOptions { reach: None, num_pages: 256 * 64 }],
-        num_sequences: 256,
-        piece: 4096,
-        keeps_prefixes: true,
-        num_snapshots: None,
-    };
-    let options = ServeOptions { prefill_chunk_size: 4096, ..options(1024) };
-    let handle = EngineHandle::run(Blind, Scheduler::new(scheduling), options, &sizes());
     let documents = include_str!("free.rs").lines().map(|line| Ok(line.to_owned()));
     let tokenizer = train_bpe(documents, 600, &BYTE_LEVEL_SPECIAL_TOKENS, Watch::silent()).unwrap();
     let tokenizer = Arc::new(tokenizer);
     // The tokens behind those of bytes are pieces of words.
     let first_piece = (256 + BYTE_LEVEL_SPECIAL_TOKENS.len()) as u32;
+    let prompts =
+        PromptBounds { vocab_size: 600, max_target_length: 1024, max_prefill_length: 1024, source: None };
+    let options = ServeOptions {
+        max_sequences: 256,
+        prefill_chunk_size: 4096,
+        ..ServeOptions::new(prompts, prompts.vocab_size)
+    };
+    let handle = blind_engine(options, first_piece..first_piece + 50);
     let started = Instant::now();
     let all: Vec<Answers> = (0..256_u32)
         .map(|number| {
@@ -640,7 +598,7 @@ fn the_work_around_the_model_is_small() {
         while let Some(event) = answers.recv() {
             let AnswerEvent::Token { token, .. } = event else { continue };
             total += 1;
-            num_bytes += text.push(first_piece + token.token).unwrap().len();
+            num_bytes += text.push(token.token).unwrap().len();
         }
         num_bytes += text.finish().unwrap().len();
     }
@@ -650,4 +608,37 @@ fn the_work_around_the_model_is_small() {
     eprintln!("{:.0} tokens per second", total as f64 / taken.as_secs_f64());
     // 100,000 tokens per second, with room for a busy machine.
     assert!(taken < Duration::from_secs(4), "{taken:?}");
+}
+
+/// A client ends one of three answers to a prompt.
+#[test]
+fn single_answers_end_when_clients_have_enough() {
+    let scheduling = scheduling(&[None], 400, true, None);
+    let shared = Arc::new(Shared::of(&options(64)));
+    let mut worker = Worker::new(
+        FreeModel::new(&scheduling),
+        Scheduler::new(scheduling),
+        shared.clone(),
+        Arc::new(options(64)),
+        &sizes(),
+    );
+    let limits = AnswerLimits { max_new_tokens: Some(40), ..AnswerLimits::default() };
+    let request = GenerationRequest { num_answers: 3, limits, ..GenerationRequest::greedy(vec![1, 2, 3]) };
+    let answers = shared.accept(request, 0);
+    for turn in 0.. {
+        if turn == 10 {
+            answers.end(1);
+        }
+        worker.turn(shared.next_requests(false).unwrap());
+        if worker.is_idle() {
+            break;
+        }
+    }
+    let made = collect(answers, 3);
+    let reasons: Vec<_> = made.iter().map(|(_, reason)| reason.unwrap()).collect();
+    assert_eq!(reasons, [FinishReason::Length, FinishReason::Cancelled, FinishReason::Length]);
+    assert!((5..12).contains(&made[1].0.len()), "{made:?}");
+    assert_eq!(made[1].0[..], made[0].0[..made[1].0.len()]);
+    assert_eq!((made[0].0.len(), &made[0].0), (40, &made[2].0));
+    assert_eq!(shared.metrics().used_pages, 0);
 }

@@ -52,6 +52,6 @@ impl<S: Steps> Worker<S> {
             return self.fail(number, EngineError::NotANumber { position });
         }
         request.accepted.sender.send(AnswerEvent::Pooled { values });
-        self.finish(sequence, FinishReason::Stop);
+        self.finish(sequence, FinishReason::Stop, None);
     }
 }
