@@ -149,7 +149,7 @@ impl Opened {
             evaluation_steps: Some(1),
             evaluates: false,
             inherited_tokenizer: settings.inherited_tokenizer(),
-            teacher_tokenizer: settings.teacher_tokenizer(),
+            frozen_tokenizer: settings.frozen_tokenizer(),
             token_numbers: None,
             resumes: has_begun,
             observer: &observer,
