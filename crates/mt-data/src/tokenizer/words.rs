@@ -200,7 +200,7 @@ impl Scanner<'_> {
             return marks + self.bytes[marks..].iter().take_while(|byte| is_break(byte)).count();
         }
         let end = self.run(at, Class::Space, usize::MAX);
-        match self.bytes[at..end].iter().rposition(|byte| is_break(byte)) {
+        match self.bytes[at..end].iter().rposition(is_break) {
             Some(last) => at + last + 1,
             None => self.end_of_space(at),
         }
