@@ -242,7 +242,7 @@ impl PackingStream {
             return Ok(Some(self.synthetic_row(vocab_size)));
         }
         match self.options.packing {
-            Packing::Off if self.options.drops_long_ends() => self.single_row(batch_start, mine),
+            Packing::Off if self.makes_rows_of_documents() => self.single_row(batch_start, mine),
             Packing::Off => self.piece_row(),
             Packing::ConcatThenSplit => self.cut_row(),
             Packing::FirstFit | Packing::BestFit => {
@@ -451,15 +451,12 @@ impl PackingStream {
         self.cursor = Cursor { example: self.cursor.example + self.count(), token: 0 };
         self.barren += u64::from(is_barren);
         let all = self.dataset.longest_epoch();
-        let documents = all.div_ceil(self.count());
+        if self.count() > 1 {
+            return self.end_if_barren(all);
+        }
         // The end of one epoch and the start of the next may be barren in succession. So only two successive barren
         // epochs, or a barren first epoch, prove that no document has a token.
-        if self.barren / 2 >= documents || (self.barren == all && self.cursor.example == all) {
-            if self.count() > 1 {
-                // The iterator reports data of which no stream has a token.
-                self.is_barren = true;
-                return Ok(());
-            }
+        if self.barren / 2 >= all || (self.barren == all && self.cursor.example == all) {
             // If rows are documents, a host reads only its own documents, and these may be empty in every epoch.
             if self.options.packing == Packing::Off
                 && self.options.num_hosts > 1
@@ -471,6 +468,32 @@ impl PackingStream {
             return Err(DataError::NoTokens { dataset: self.dataset.name().into(), documents: all });
         }
         Ok(())
+    }
+
+    /// Ends this stream if none of its documents will ever have a token to predict, although those of other streams may have.
+    /// The iterator reports data of which no stream has a token.
+    ///
+    /// With a random order, later epochs bring other documents, and rows that are documents need none to have a token: only
+    /// data without any token ends such a stream. Otherwise a stream visits the same documents again and again.
+    fn end_if_barren(&mut self, all: u64) -> Result<()> {
+        let is_drawn = self.options.shuffle || self.makes_rows_of_documents();
+        let most = if is_drawn { 2 * all.div_ceil(self.count()) } else { all };
+        if self.barren < most {
+            return Ok(());
+        }
+        if is_drawn && self.an_epoch_has_tokens()? {
+            self.barren = 0;
+            return Ok(());
+        }
+        self.is_barren = true;
+        // A stream that is restored here comes to the same end.
+        self.cursor.example -= self.barren * self.count();
+        Ok(())
+    }
+
+    /// Whether each row is one document, cut to its length.
+    fn makes_rows_of_documents(&self) -> bool {
+        self.options.packing == Packing::Off && self.options.drops_long_ends()
     }
 
     /// Whether any document of any host has a token to predict, within one epoch's number of documents from the cursor

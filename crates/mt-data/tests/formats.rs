@@ -320,7 +320,7 @@ fn damaged_files_are_left_out_on_request() {
         let bytes = fs::read(directory.path().join(from)).unwrap();
         fs::write(directory.path().join(to), &bytes[..length.min(bytes.len() - 20)]).unwrap();
     };
-    cut("zipped.jsonl", "cut.jsonl", usize::MAX);
+    cut("zipped.jsonl", "cut.jsonl", 600);
     cut("plain.tfrecord", "cut.tfrecord", 3000);
     cut("gzip.tfrecord", "zipped.tfrecord", usize::MAX);
     cut("uncompressed.array_record", "cut.array_record", 1000);
@@ -354,7 +354,7 @@ fn damaged_files_are_left_out_on_request() {
         let found: Vec<String> = documents(&batches).into_iter().filter(|text| !text.is_empty()).collect();
         let (good, bad) = found.split_at(all.len());
         assert_eq!(good, all, "{message}");
-        assert!(bad.len() >= least && bad.len() < all.len() && all.starts_with(bad), "{bad:?}: {messages:?}");
+        assert!(bad.len() >= least && all.starts_with(bad), "{bad:?}: {messages:?}");
         assert!(messages[0].contains(message), "{messages:?}");
     };
     let column = || "text".to_owned();

@@ -19,7 +19,7 @@ use super::words::{Division, divide};
 const MAX_WORD_BYTES: usize = 256;
 /// The longest word whose tokens are remembered, and the number of words that each thread remembers.
 const MAX_CACHED_BYTES: usize = 48;
-const MAX_CACHED_WORDS: usize = 1 << 16;
+const MAX_CACHED_WORDS: usize = 1 << 15;
 
 /// A byte-level tokenizer whose tokens depend on merges alone.
 pub(super) struct ByteLevel {

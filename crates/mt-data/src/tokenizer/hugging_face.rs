@@ -18,7 +18,7 @@ enum HowEncoded {
     /// By merges of bytes. The library encodes the texts that it would normalize.
     ByteLevel(Box<ByteLevel>),
     /// The built-in tokenizer: each byte is a token, whose id follows those of the special tokens.
-    AsBytes(AddedTokens),
+    AsBytes(Box<AddedTokens>),
 }
 
 impl HuggingFace {
@@ -30,9 +30,8 @@ impl HuggingFace {
                 id: id as u32,
                 is_special: true,
             };
-            HowEncoded::AsBytes(AddedTokens::new(
-                BYTE_LEVEL_SPECIAL_TOKENS.iter().enumerate().map(token).collect(),
-            ))
+            let tokens = BYTE_LEVEL_SPECIAL_TOKENS.iter().enumerate().map(token).collect();
+            HowEncoded::AsBytes(Box::new(AddedTokens::new(tokens)))
         } else if let Some(byte_level) = ByteLevel::of(&inner, file) {
             HowEncoded::ByteLevel(Box::new(byte_level))
         } else {

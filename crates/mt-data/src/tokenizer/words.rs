@@ -1,7 +1,7 @@
 //! Division of a text into words, as the pre-tokenizers of byte-level models divide it.
 //!
-//! The two patterns that most published models use are matched by hand. The classes of characters are those of the regular
-//! expressions' engine, which is asked once for all of them.
+//! The two patterns that most published models use are matched by hand. The classes of characters are those of the engine of
+//! regular expressions, which classifies all of them once.
 
 use std::sync::LazyLock;
 
@@ -22,7 +22,7 @@ pub(super) const LLAMA3_PATTERN: &str = concat!(
 pub(super) enum Division {
     /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
     Gpt2,
-    /// [`LLAMA3_PATTERN`] with words of at most so many digits.
+    /// [`LLAMA3_PATTERN`], with the most digits of a word.
     Llama3 { digits: usize },
     /// Each numeric character is a word.
     Digits,
@@ -200,7 +200,7 @@ impl Scanner<'_> {
             return marks + self.bytes[marks..].iter().take_while(|byte| is_break(byte)).count();
         }
         let end = self.run(at, Class::Space, usize::MAX);
-        match self.bytes[at..end].iter().rposition(|byte| is_break(byte)) {
+        match self.bytes[at..end].iter().rposition(is_break) {
             Some(last) => at + last + 1,
             None => self.end_of_space(at),
         }
