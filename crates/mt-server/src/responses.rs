@@ -85,7 +85,7 @@ fn read(app: &App, fields: &Fields) -> Result<Asked> {
     Ok(Asked { input, parameters, stream, echoed })
 }
 
-/// What answers can include; all but the log-probabilities concern items that a model of text never writes.
+/// The names that `include` may have. All but the log-probabilities concern items that a model of text never writes.
 const INCLUDED: [&str; 8] = [
     LOG_PROBABILITIES,
     "code_interpreter_call.outputs",

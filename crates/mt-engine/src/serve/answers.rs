@@ -32,7 +32,7 @@ struct Queue {
     withdrawn: Withdrawn,
 }
 
-/// What a client does not want any more.
+/// The answers that a client does not want any more.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Withdrawn {
     /// The whole request.
@@ -120,7 +120,7 @@ impl AnswerSender {
         self.shared.notify(queue);
     }
 
-    /// What the client has withdrawn since the last call. The whole request stays withdrawn.
+    /// The answers that the client has withdrawn since the last call. The whole request stays withdrawn.
     pub fn withdrawn(&self) -> Withdrawn {
         let mut queue = self.shared.queue();
         let answers = std::mem::take(&mut queue.withdrawn.answers);

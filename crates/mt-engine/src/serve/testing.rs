@@ -1,4 +1,4 @@
-//! Support for measurements of what runs around a model.
+//! Support for measurements of the work around a model.
 
 use std::{
     ops::Range,

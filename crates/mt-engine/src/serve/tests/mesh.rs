@@ -32,7 +32,7 @@ fn answered(handle: &EngineHandle, prompts: &[Vec<u32>]) -> Answered {
 /// The bound on differences of log-probabilities.
 pub(super) const CLOSE: f32 = 1e-5;
 /// The bound of models whose layers make more of rounding, such as that of products whose sums are split over devices.
-pub(super) const WHOLE_MODEL: f32 = 1e-4;
+const WHOLE_MODEL: f32 = 1e-4;
 
 fn assert_close(what: &str, within: f32, given: &TokenLogProbability, expected: &TokenLogProbability) {
     assert_eq!(given.token, expected.token, "{what}");

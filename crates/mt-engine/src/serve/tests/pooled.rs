@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{
-    mesh::{CLOSE, SEVERAL_AXES_OF_ROWS, WHOLE_MODEL},
+    mesh::{CLOSE, SEVERAL_AXES_OF_ROWS},
     models::{bounds, family, family_with, request, start, tokens},
 };
 use crate::{
@@ -26,13 +26,8 @@ fn vector(mut answers: Answers) -> Vec<f32> {
     found.expect("the text has a vector")
 }
 
-/// The tolerance for a model. Recurrent layers round differently with other texts beside a text.
-fn within(name: &str) -> f32 {
-    if name == "qwen3_next_cycle" { WHOLE_MODEL } else { CLOSE }
-}
-
 /// Compares the vectors of all texts, which are read at the same time, with those of transformers.
-fn check_vectors(name: &str, within: f32, handle: &EngineHandle, golden: &[Value]) {
+fn check_vectors(name: &str, handle: &EngineHandle, golden: &[Value]) {
     let mut open = Vec::new();
     for golden in golden {
         let text = rows(&json!([golden["text"]])).remove(0);
@@ -47,7 +42,7 @@ fn check_vectors(name: &str, within: f32, handle: &EngineHandle, golden: &[Value
         assert_eq!(made.len(), expected.len());
         for (made, expected) in made.iter().zip(&expected) {
             let difference = (made - expected).abs();
-            assert!(difference < within, "{name}, {key} of {length} tokens: {made}, not {expected}");
+            assert!(difference < CLOSE, "{name}, {key} of {length} tokens: {made}, not {expected}");
         }
     }
 }
@@ -61,7 +56,7 @@ fn vectors_of_eight_devices_are_those_of_transformers() {
         for (name, golden) in &goldens {
             let loaded = load_model(&family_with(name, keys), &mut |_| {}).unwrap();
             assert_eq!(loaded.placement.mesh().num_devices(), 8);
-            check_vectors(&format!("{name}, {keys:?}"), within(name), &start(loaded, 40, 4), golden);
+            check_vectors(&format!("{name}, {keys:?}"), &start(loaded, 40, 4), golden);
         }
     }
 }
@@ -76,7 +71,7 @@ fn vectors_are_those_of_transformers() {
         let alone = tokens(handle.submit(request(&[5, 6, 7], 9)).unwrap());
         for _ in 0..2 {
             let beside = handle.submit(request(&[5, 6, 7], 9)).unwrap();
-            check_vectors(&name, within(&name), &handle, &golden);
+            check_vectors(&name, &handle, &golden);
             assert_eq!(tokens(beside), alone, "{name}");
         }
         // The engine counts after it has sent the last event.
