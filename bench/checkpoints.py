@@ -1,4 +1,4 @@
-"""Measures Orbax for bench/checkpoints.sh: checkpoints.py save|restore DIRECTORY. A line says the seconds and the bytes."""
+"""Measures Orbax for bench/checkpoints.sh: checkpoints.py save|restore DIRECTORY LAYERS. A line says the seconds and the bytes."""
 
 import sys
 import time
@@ -7,9 +7,10 @@ import jax
 import numpy
 import orbax.checkpoint as ocp
 
-LAYERS, DIMS, TREES = 8, (2048, 8192), ("params", "mu", "nu")
+DIMS, TREES = (2048, 8192), ("params", "mu", "nu")
 
-task, directory = sys.argv[1:]
+task, directory, layers = sys.argv[1:]
+LAYERS = int(layers)
 size = len(TREES) * LAYERS * DIMS[0] * DIMS[1] * 4
 options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
 with ocp.CheckpointManager(directory, options=options) as manager:

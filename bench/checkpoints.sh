@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # Measures saving and restoring 1.6 GB in memory (/dev/shm), against `dd` with the same number of streams and against
-# Orbax, as medians of rounds. Needs 7 GB of memory, and Python with Orbax (PYTHON=…). ROUNDS=3 by default.
+# Orbax, as medians of rounds. Needs 7 GB of memory, and Python with Orbax (PYTHON=…). ROUNDS=3 by default; LAYERS=8 of
+# 201 MB each are saved, and LAYERS=1 ROUNDS=1 tests the script.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python=${PYTHON:-python3} rounds=${ROUNDS:-3} threads=$(nproc)
+python=${PYTHON:-python3} rounds=${ROUNDS:-3} layers=${LAYERS:-8} threads=$(nproc)
+# Blocks of 16 MiB that each stream of dd writes.
+blocks=$((192 * layers / 16 / threads))
 cargo build --quiet --release -p mt-checkpoint --example speed
 speed=${CARGO_TARGET_DIR:-target}/release/examples/speed
 directory=/dev/shm/maxtext-checkpoints-$$
@@ -14,27 +17,27 @@ mkdir -p "$directory"
 
 # record NAME SECONDS BYTES
 record() {
-  echo "$1 $(echo "$3 / $2 / 1000000" | bc)" | tee -a "$figures"
+  awk -v name="$1" -v seconds="$2" -v bytes="$3" 'BEGIN { printf "%s %.0f\n", name, bytes / seconds / 1e6 }' | tee -a "$figures"
 }
 
-# Writes or reads so many megabytes in as many streams as there are threads.
+# Writes or reads the same number of bytes in as many streams as there are threads.
 dd_streams() {
-  local start end each=$((1536 / threads))
+  local start end
   start=$(date +%s.%N)
   for stream in $(seq "$threads"); do
     if [ "$1" = write ]; then
-      dd if="$directory/source" of="$directory/dd$stream" bs=16M count=$((each / 16)) status=none &
+      dd if="$directory/source" of="$directory/dd$stream" bs=16M count=$blocks status=none &
     else
       dd if="$directory/dd$stream" of=/dev/null bs=16M status=none &
     fi
   done
   wait
   end=$(date +%s.%N)
-  echo "$(echo "$end - $start" | bc) $((each * threads * 1048576))"
+  awk -v start="$start" -v end="$end" -v blocks=$((blocks * threads)) 'BEGIN { print end - start, blocks * 16 * 1048576 }'
 }
 
 echo "load of the machine: $(cut -d' ' -f1-3 /proc/loadavg)"
-head -c 805306368 /dev/urandom >"$directory/source"
+head -c $((blocks * 16 * 1048576)) /dev/urandom >"$directory/source"
 for _ in $(seq "$rounds"); do
   # shellcheck disable=SC2046
   record dd-write $(dd_streams write)
@@ -42,14 +45,14 @@ for _ in $(seq "$rounds"); do
   record dd-read $(dd_streams read)
   rm -f "$directory"/dd*
   # shellcheck disable=SC2046
-  record save $("$speed" save "$directory/ours" "$threads")
+  record save $("$speed" save "$directory/ours" "$threads" "$layers")
   # shellcheck disable=SC2046
-  record restore $("$speed" restore "$directory/ours" "$threads")
+  record restore $("$speed" restore "$directory/ours" "$threads" "$layers")
   rm -rf "$directory/ours"
   # shellcheck disable=SC2046
-  record orbax-save $("$python" bench/checkpoints.py save "$directory/orbax" 2>/dev/null)
+  record orbax-save $("$python" bench/checkpoints.py save "$directory/orbax" "$layers" 2>"$directory/errors" || cat "$directory/errors" >&2)
   # shellcheck disable=SC2046
-  record orbax-restore $("$python" bench/checkpoints.py restore "$directory/orbax" 2>/dev/null)
+  record orbax-restore $("$python" bench/checkpoints.py restore "$directory/orbax" "$layers" 2>"$directory/errors" || cat "$directory/errors" >&2)
   rm -rf "$directory/orbax"
 done
 median() {
@@ -57,5 +60,6 @@ median() {
 }
 echo "medians in MB/s:"
 for name in save restore dd-write dd-read orbax-save orbax-restore; do echo "  $name $(median "$name")"; done
-echo "save is $(echo "scale=2; $(median save) / $(median dd-write)" | bc) of dd, $(echo "scale=2; $(median save) / $(median orbax-save)" | bc) of Orbax"
-echo "restore is $(echo "scale=2; $(median restore) / $(median dd-read)" | bc) of dd, $(echo "scale=2; $(median restore) / $(median orbax-restore)" | bc) of Orbax"
+quotient() { awk -v one="$(median "$1")" -v other="$(median "$2")" 'BEGIN { printf "%.2f", one / other }'; }
+echo "save is $(quotient save dd-write) of dd, $(quotient save orbax-save) of Orbax"
+echo "restore is $(quotient restore dd-read) of dd, $(quotient restore orbax-restore) of Orbax"

@@ -1,4 +1,4 @@
-//! Measures saving and restoring arrays, for `bench/checkpoints.sh`: `speed save|restore DIRECTORY THREADS`.
+//! Measures saving and restoring arrays, for `bench/checkpoints.sh`: `speed save|restore DIRECTORY THREADS LAYERS`.
 //!
 //! The arrays are those of `bench/checkpoints.py`: weights and two moments, of random numbers that compress as poorly as
 //! trained ones. A line says the seconds and the bytes; the arrays are made before the clock starts.
@@ -12,7 +12,6 @@ use mt_checkpoint::{
 };
 use mt_shape::{DType, HostArray};
 
-const NUM_LAYERS: usize = 8;
 const DIMS: [usize; 2] = [2048, 8192];
 const TREES: [&str; 3] = ["params", "mu", "nu"];
 
@@ -29,19 +28,20 @@ fn array(seed: u64) -> HostArray {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [task, directory, threads] = arguments.as_slice() else {
-        panic!("give a task, a directory and a number of threads")
+    let [task, directory, threads, layers] = arguments.as_slice() else {
+        panic!("give a task, a directory, a number of threads and a number of layers")
     };
     let threads: usize = threads.parse().expect("a number of threads");
+    let num_layers: usize = layers.parse().expect("a number of layers");
     let checkpoints = Path::new(directory).join("checkpoints");
-    let bytes = TREES.len() * NUM_LAYERS * DIMS.iter().product::<usize>() * 4;
+    let bytes = TREES.len() * num_layers * DIMS.iter().product::<usize>() * 4;
     let started = match task.as_str() {
         "save" => {
             let entry = |index: usize| {
-                let (tree, layer) = (TREES[index / NUM_LAYERS], format!("layers_{}", index % NUM_LAYERS));
+                let (tree, layer) = (TREES[index / num_layers], format!("layers_{}", index % num_layers));
                 Entry::new(vec![tree.into(), layer.as_str().into(), "kernel".into()], array(index as u64))
             };
-            let entries = (0..TREES.len() * NUM_LAYERS).map(entry).collect();
+            let entries = (0..TREES.len() * num_layers).map(entry).collect();
             let lock = RunLock::acquire(Path::new(directory)).expect("nobody else uses the directory");
             let options = ManagerOptions { asynchronous: false, threads, ..ManagerOptions::default() };
             let mut manager = CheckpointManager::open(&checkpoints, &lock, options).expect("it is writable");

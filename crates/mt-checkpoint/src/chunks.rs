@@ -75,7 +75,7 @@ impl ChunkReader<'_> {
                 self.check_memory(region::num_elements(wanted) * element_size)?;
                 return self.stream(chunk, wanted, copy);
             }
-            let encoded = chunk.blob.read(chunk.bytes.clone());
+            let encoded = chunk.blob.read(self.files, chunk.bytes.clone());
             let encoded = encoded.map_err(|source| self.files.failed_read(file, source))?;
             let bytes = codec::decode(&layout.codecs, &encoded, decoded_size)
                 .map_err(|reason| self.files.corrupt(file, self.about(reason)))?;
@@ -157,7 +157,7 @@ impl ChunkReader<'_> {
             Some(_) => self.files.failed_read(file, source),
             None => self.files.corrupt(file, self.about(format!("decoding failed: {source}"))),
         };
-        let stream = chunk.blob.stream(chunk.bytes.clone());
+        let stream = chunk.blob.stream(self.files, chunk.bytes.clone());
         let stream = stream.map_err(|source| self.files.failed_read(file, source))?;
         let mut decoder = codec::decoder(&self.layout.codecs, stream).map_err(failed)?;
         let element_size = self.layout.dtype.byte_size();
@@ -198,7 +198,7 @@ impl ChunkReader<'_> {
         }
         let index_start = if shard.index_at_end { size - index_size } else { 0 };
         let index = blob
-            .read(index_start..index_start + index_size)
+            .read(files, index_start..index_start + index_size)
             .map_err(|source| files.failed_read(&path, source))?;
         let index = ShardIndex::decode(&index, shard.index_checksum)
             .map_err(|reason| files.corrupt(&path, self.about(reason)))?;

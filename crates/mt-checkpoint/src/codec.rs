@@ -1,6 +1,8 @@
 //! The encoding of a chunk's bytes.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
+
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 
 /// A codec from bytes to bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,6 +12,8 @@ pub(crate) enum ByteCodec {
         /// Whether frames end with a checksum of their contents. Readers learn it from the frame.
         checksum: bool,
     },
+    /// As early checkpoints of MaxText and those of Pax are compressed. It ends with a checksum.
+    Gzip,
     /// Appends the CRC-32C of the preceding bytes.
     Crc32c,
 }
@@ -27,6 +31,11 @@ pub(crate) fn encode(codecs: &[ByteCodec], mut bytes: Vec<u8>) -> io::Result<Vec
                 let mut compressor = zstd::bulk::Compressor::new(*level)?;
                 compressor.include_checksum(*checksum)?;
                 compressor.compress(&bytes)?
+            }
+            ByteCodec::Gzip => {
+                let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+                encoder.write_all(&bytes)?;
+                encoder.finish()?
             }
             ByteCodec::Crc32c => {
                 let checksum = crc32c::crc32c(&bytes);
@@ -46,6 +55,14 @@ pub(crate) fn decode(codecs: &[ByteCodec], encoded: &[u8], decoded_size: usize) 
             ByteCodec::Zstd { .. } => {
                 let decompressed = decompress(&bytes, decoded_size);
                 bytes = decompressed.map_err(|error| format!("decompression failed: {error}"))?.into();
+            }
+            ByteCodec::Gzip => {
+                let mut decompressed = Vec::new();
+                // Damaged data must not fill the memory.
+                let limit = decoded_size as u64 + CHECKSUM as u64 + 1;
+                let read = GzDecoder::new(&*bytes).take(limit).read_to_end(&mut decompressed);
+                read.map_err(|error| format!("decompression failed: {error}"))?;
+                bytes = decompressed.into();
             }
             ByteCodec::Crc32c => {
                 let contents = without_checksum(&bytes)?.len();
@@ -71,6 +88,7 @@ pub(crate) fn decoder<'r>(
     codecs.iter().rev().try_fold(encoded, |stream, codec| -> io::Result<Box<dyn Read + 'r>> {
         Ok(match codec {
             ByteCodec::Zstd { .. } => Box::new(zstd::stream::read::Decoder::new(stream)?),
+            ByteCodec::Gzip => Box::new(GzDecoder::new(stream)),
             ByteCodec::Crc32c => Box::new(CheckedStream::new(stream)),
         })
     })
@@ -178,6 +196,25 @@ fn without_checksum(bytes: &[u8]) -> Result<&[u8], String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gzip_is_read_and_checked() {
+        let (codecs, bytes) = ([ByteCodec::Gzip], vec![7; 5000]);
+        let encoded = encode(&codecs, bytes.clone()).unwrap();
+        assert_eq!(decode(&codecs, &encoded, 5000).unwrap(), bytes);
+        assert!(decode(&codecs, &encoded, 4999).is_err());
+        for position in 10..encoded.len() {
+            let mut damaged = encoded.clone();
+            damaged[position] ^= 1;
+            // A flip of a bit without a meaning is not found, and changes no number.
+            let found = decode(&codecs, &damaged, 5000);
+            assert!(found.is_err() || found.is_ok_and(|decoded| decoded == bytes), "{position}");
+        }
+        let mut stream = decoder(&codecs, Box::new(&encoded[..])).unwrap();
+        let mut decoded = Vec::new();
+        stream.read_to_end(&mut decoded).unwrap();
+        assert_eq!(decoded, bytes);
+    }
 
     const CODECS: [ByteCodec; 2] = [ByteCodec::Zstd { level: 1, checksum: false }, ByteCodec::Crc32c];
 

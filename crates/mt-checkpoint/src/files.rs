@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    io::{self, Read},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -11,6 +11,7 @@ use serde_json::Value as Json;
 use crate::{
     error::{CheckpointError, Result},
     manifest::{FileRecord, MANIFEST_FILE, Manifest},
+    seen::Seen,
 };
 
 /// The location of a step's files and their records.
@@ -21,11 +22,13 @@ pub(crate) struct StepFiles {
     pub step_directory: Option<PathBuf>,
     /// `None` for checkpoints that Orbax itself wrote.
     pub manifest: Option<Manifest>,
+    /// Checksums of the bytes that were read of arrays.
+    pub seen: Seen,
 }
 
 impl StepFiles {
     pub fn open(step: Option<u64>, step_directory: Option<PathBuf>) -> Result<Self> {
-        let mut files = Self { step, step_directory, manifest: None };
+        let mut files = Self { step, step_directory, manifest: None, seen: Seen::default() };
         let Some(step_directory) = &files.step_directory else { return Ok(files) };
         let path = step_directory.join(MANIFEST_FILE);
         match mt_storage::read(&path) {
@@ -72,9 +75,13 @@ impl StepFiles {
         Ok(Some(files.into_iter().map(|(file, bytes)| (directory.join(file), bytes)).collect()))
     }
 
-    /// Reads a whole file and checks it.
+    /// Checks a whole file, of which it reads what was not seen before.
     pub fn check_contents(&self, path: &Path, record: FileRecord) -> Result<()> {
-        let found = record_of(path).map_err(|source| self.failed_read(path, source))?;
+        let found = || {
+            let bytes = mt_storage::metadata(path)?.bytes;
+            self.seen.record_of(path, bytes, |range| mt_storage::reader(path, range))
+        };
+        let found = found().map_err(|source| self.failed_read(path, source))?;
         record.check(found).map_err(|reason| self.corrupt(path, reason))
     }
 
@@ -119,22 +126,5 @@ impl StepFiles {
             io::ErrorKind::IsADirectory => self.corrupt(path, "it is a directory"),
             _ => CheckpointError::io("read", path, source),
         }
-    }
-}
-
-fn record_of(path: &Path) -> io::Result<FileRecord> {
-    let bytes = mt_storage::metadata(path)?.bytes;
-    let mut file = mt_storage::reader(path, 0..bytes)?;
-    let mut buffer = vec![0; 1 << 20];
-    let mut record = FileRecord { bytes: 0, crc32c: 0 };
-    loop {
-        let count = match file.read(&mut buffer) {
-            Ok(0) => return Ok(record),
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        };
-        record.bytes += count as u64;
-        record.crc32c = crc32c::crc32c_append(record.crc32c, &buffer[..count]);
     }
 }

@@ -74,6 +74,32 @@ impl CheckpointItem {
         Ok(item)
     }
 
+    /// Opens a directory of Zarr arrays that no file describes together: each subdirectory that `choose` accepts is one,
+    /// named by it.
+    ///
+    /// # Errors
+    /// The directory cannot be listed, or the metadata of an array is missing or damaged.
+    pub fn of_arrays(directory: &Path, choose: impl Fn(&str) -> bool) -> Result<Self> {
+        let failed = |source| CheckpointError::io("list", directory, source);
+        let listed = mt_storage::list(directory).map_err(failed)?;
+        let mut item = Self {
+            files: Arc::new(StepFiles::open(None, None)?),
+            directory: directory.to_owned(),
+            store: Store::Files(directory.to_owned()),
+            entries: Vec::new(),
+            layouts: HashMap::new(),
+            stores_every_chunk: false,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        for entry in listed.into_iter().filter(|entry| entry.is_directory && choose(&entry.name)) {
+            let zarr3 = mt_storage::is_file(&directory.join(&entry.name).join(ZARR_FILE));
+            let value = item.load_layout(&entry.name, zarr3)?;
+            let key = vec![entry.name.as_str().into()];
+            item.entries.push(StoredEntry { key, name: entry.name, value });
+        }
+        Ok(item)
+    }
+
     pub(crate) fn threads(&self) -> usize {
         self.threads
     }

@@ -56,6 +56,7 @@ mod remote;
 mod retention;
 mod safetensors;
 mod save;
+mod seen;
 mod store;
 mod torch;
 mod values;

@@ -181,7 +181,16 @@ impl Checkpoint {
         self.files.json(&path).map(Some)
     }
 
-    /// Reads and checks every byte of every file: against the manifest, or by decoding if there is none.
+    /// Keeps checksums of all bytes that are read from now on, so that [`Self::verify`] reads only the rest.
+    pub fn keep_checksums(&self) {
+        // Without a manifest there is nothing to compare them with.
+        if self.has_manifest() {
+            self.files.seen.keep();
+        }
+    }
+
+    /// Checks every byte of every file: against the manifest, or by decoding if there is none. Bytes that were read since
+    /// [`Self::keep_checksums`] are not read again.
     ///
     /// # Errors
     /// A file is damaged.

@@ -94,7 +94,8 @@ impl Store {
             return files.json(&directory.join(key));
         }
         let blob = self.require(files, key)?;
-        let bytes = blob.read(0..blob.len()).map_err(|source| files.failed_read(&blob.file, source))?;
+        let bytes =
+            blob.read(files, 0..blob.len()).map_err(|source| files.failed_read(&blob.file, source))?;
         serde_json::from_slice(&bytes)
             .map_err(|error| files.corrupt(&blob.file, format!("value `{key}` is not JSON: {error}")))
     }
@@ -108,22 +109,29 @@ impl Blob {
         }
     }
 
-    /// A range of the value, which must lie within it.
-    pub fn read(&self, range: Range<u64>) -> io::Result<Vec<u8>> {
+    /// A range of the value, which must lie within it. Bytes of a file are noted.
+    pub fn read(&self, files: &StepFiles, range: Range<u64>) -> io::Result<Vec<u8>> {
         match &self.contents {
-            Contents::InFile(own) => read_range(&self.file, own.start + range.start..own.start + range.end),
+            Contents::InFile(own) => {
+                let start = own.start + range.start;
+                let bytes = read_range(&self.file, start..own.start + range.end)?;
+                files.seen.note(&self.file, start, &bytes);
+                Ok(bytes)
+            }
             Contents::InMemory(bytes) => Ok(bytes[range.start as usize..range.end as usize].to_vec()),
         }
     }
 
-    /// A range of the value, which must lie within it, as a stream.
-    pub fn stream(&self, range: Range<u64>) -> io::Result<Box<dyn Read>> {
+    /// A range of the value, which must lie within it, as a stream. Bytes of a file are noted.
+    pub fn stream<'f>(&self, files: &'f StepFiles, range: Range<u64>) -> io::Result<Box<dyn Read + 'f>> {
         match &self.contents {
             Contents::InFile(own) => {
                 let range = own.start + range.start..own.start + range.end;
-                mt_storage::reader(&self.file, range).map(|reader| Box::new(reader) as _)
+                let start = range.start;
+                let stream = mt_storage::reader(&self.file, range)?;
+                Ok(Box::new(files.seen.noting(&self.file, start, stream)))
             }
-            Contents::InMemory(_) => self.read(range).map(|bytes| Box::new(Cursor::new(bytes)) as _),
+            Contents::InMemory(_) => self.read(files, range).map(|bytes| Box::new(Cursor::new(bytes)) as _),
         }
     }
 }

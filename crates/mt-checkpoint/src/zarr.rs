@@ -232,6 +232,7 @@ impl ArrayLayout {
             compressor if compressor["id"] == "zstd" => {
                 vec![ByteCodec::Zstd { level: ZSTD_LEVEL, checksum: true }]
             }
+            compressor if compressor["id"] == "gzip" => vec![ByteCodec::Gzip],
             compressor => return Err(unsupported(format!("compressor `{}`", compressor["id"]))),
         };
         let keys = ChunkKeys::V2 { separator: separator(json.get("dimension_separator"), '.')? };
@@ -317,6 +318,7 @@ fn byte_codecs(codecs: &[Value], dtype: DType) -> Result<Vec<ByteCodec>, LayoutE
             }
             "bytes" => {}
             "zstd" => kinds.push(ByteCodec::Zstd { level: ZSTD_LEVEL, checksum: false }),
+            "gzip" => kinds.push(ByteCodec::Gzip),
             "crc32c" => kinds.push(ByteCodec::Crc32c),
             other => return Err(unsupported(format!("codec `{other}`"))),
         }

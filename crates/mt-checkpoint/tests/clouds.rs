@@ -30,6 +30,7 @@ const SAVES: &str = "MT_CLOUDS_SAVES";
 /// Bytes of an array that is sent in pieces.
 const LARGE: usize = 40 << 20;
 
+const EMULATOR: Environment = Environment { packages: &["gcp-storage-emulator==2026.7.19"], base: None };
 const MOTO: Environment = Environment { packages: &["moto[s3,server]==5.2.5"], base: None };
 
 /// A server that ends with the test.
@@ -84,7 +85,8 @@ fn again(test: &str, environment: &[(&str, &str)]) -> Command {
 }
 
 fn drive(environment: &[(&str, &str)]) {
-    let status = again("driver", environment).status().unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let status = again("driver", environment).env("XDG_CACHE_HOME", cache.path()).status().unwrap();
     assert!(status.success());
 }
 
@@ -135,6 +137,18 @@ fn azure() {
     drive(&[(URL, "az://container/runs/run"), ("AZURE_STORAGE_CONNECTION_STRING", &connection)]);
 }
 
+/// The emulator speaks the JSON API; `interop/google.py` turns requests of the XML API, which the clients of
+/// `object_store` send, into its own.
+#[test]
+fn google() {
+    let address = address();
+    let mut command = Command::new(EMULATOR.create().join("bin/python"));
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/google.py"));
+    command.args([address.rsplit(':').next().unwrap(), "bucket"]);
+    let server = Server::start(command, &address);
+    drive(&[(URL, "gs://bucket/runs/run"), ("STORAGE_EMULATOR_HOST", &server.address)]);
+}
+
 /// Creates the container `container` by a request that Node.js signs.
 fn create_container(server: &Server, key: &str) {
     let date = "Wed, 25 Nov 2026 00:00:00 GMT";
@@ -176,7 +190,33 @@ fn driver() {
         let error = RunLock::acquire(&directory).unwrap_err();
         assert!(error.is_user_error() && error.to_string().contains("in use by another run"), "{error}");
     }
+    check_copies(&run.with_file_name("inputs"));
     kill_at_random_moments(&run);
+}
+
+/// Inputs are copied to this machine, by directory and by file, and again when they change.
+fn check_copies(inputs: &Path) {
+    let large: Vec<u8> = (0..20_u32 << 20).map(|index| (index.wrapping_mul(7919) >> 9) as u8).collect();
+    let put = |name: &str, contents: &[u8]| {
+        mt_storage::put(&inputs.join(name), contents, mt_storage::Condition::Any).unwrap();
+    };
+    put("a.txt", b"one");
+    put("below/a name with spaces, ä and +.bin", &large);
+    let copy = mt_storage::local(inputs).unwrap();
+    assert_eq!(std::fs::read(copy.join("a.txt")).unwrap(), b"one");
+    assert!(std::fs::read(copy.join("below/a name with spaces, ä and +.bin")).unwrap() == large);
+    let file = mt_storage::local(&inputs.join("a.txt")).unwrap();
+    assert_eq!(file, copy.join("a.txt"));
+    let written = std::fs::metadata(&file).unwrap().modified().unwrap();
+    mt_storage::local(inputs).unwrap();
+    assert_eq!(std::fs::metadata(&file).unwrap().modified().unwrap(), written, "it is copied once");
+    put("a.txt", b"two");
+    assert_eq!(std::fs::read(mt_storage::local(&inputs.join("a.txt")).unwrap()).unwrap(), b"two");
+    let other = inputs.with_file_name("others/b.bin");
+    mt_storage::copy(&inputs.join("below/a name with spaces, ä and +.bin"), &other).unwrap();
+    assert_eq!(mt_storage::metadata(&other).unwrap().bytes, large.len() as u64);
+    mt_storage::remove_all(inputs, &[]).unwrap();
+    assert!(mt_storage::local(inputs).is_err() && !mt_storage::exists(inputs));
 }
 
 fn large(step: u64) -> SaveRequest {

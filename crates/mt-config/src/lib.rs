@@ -16,6 +16,7 @@ mod named;
 mod notice;
 mod origin;
 mod preset_command;
+mod published;
 mod record;
 mod reference;
 mod resolve;
@@ -44,7 +45,7 @@ pub use groups::{
     RewardGroup, RewardScale, RewardType, RlAlgorithm, RlGroup, RolloutGroup, RopeType, RoutedScores,
     RunGroup, SamplingStrategy, SavePeriod, SavingGroup, ServeGroup, SftLoss, SpeculativeMethod, Teacher,
     TensorLocation, TokenizerChoice, TokenizerGroup, TokenizerType, TrainConfig, TrainingObjective,
-    WeightSchedule, WsdDecayStyle, is_gemma_of_kaggle, is_published_model, run_directory_of,
+    WeightSchedule, WsdDecayStyle, gpt3_of_pax, is_gemma_of_kaggle, is_published_model, run_directory_of,
     saved_config_path, token_numbers_path, tokenizer_directory,
 };
 pub use key::{Class, Key, Kind, Literal};

@@ -548,6 +548,7 @@ impl Merge {
     fn settle_data(&mut self, command: Option<&PresetCommand>) {
         // The following reads values that name files of the hub.
         HubGroup::set_token(&self.config);
+        self.config.settle_weights(&mut self.problems);
         self.config.settle_dataset();
         self.config.settle_files();
         self.config.settle_student();

@@ -106,7 +106,7 @@ impl Config {
         }
     }
 
-    fn replace(&mut self, name: &str, value: Value, origin: Origin) {
+    pub(crate) fn replace(&mut self, name: &str, value: Value, origin: Origin) {
         let entry = self.entries.get_mut(name).expect("the key is in the table");
         (entry.value, entry.origin) = (value, origin);
     }

@@ -9,14 +9,14 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
-use object_store::{GetOptions, ObjectMeta, ObjectStore as _, ObjectStoreExt};
+use object_store::{GetOptions, ObjectMeta, ObjectStore as _};
 
 use crate::{
     client::{self, Client},
     error::StorageError,
     hub, is_hub, is_remote,
     location::Location,
-    read::{self, WINDOW},
+    read::{self, Found, WINDOW},
 };
 
 /// Windows of one download that are requested at the same time.
@@ -123,24 +123,18 @@ pub fn local(path: &Path) -> io::Result<PathBuf> {
         return Ok(path.to_owned());
     }
     let (client, location) = client::of(path)?;
-    let found = read::metadata(path)?;
-    let copy = place(&location)?;
-    if !found.is_directory {
-        let key = location.clone();
-        let object = {
-            let client = client.clone();
-            client::wait(async move {
-                let object = client.store.head(&key.key).await;
-                object.map_err(|error| StorageError::of_request(&key, &error))
-            })?
-        };
-        fetch(&client, &location, &object)?;
-        return Ok(copy);
+    match read::find(&client, &location)? {
+        Found::Object(object) => fetch(&client, &location, &object),
+        Found::Directory => directory(&client, &location),
     }
+}
+
+/// The copy of a directory.
+pub(crate) fn directory(client: &Client, location: &Location) -> io::Result<PathBuf> {
+    let copy = place(location)?;
     let mut held = HashSet::new();
     for object in read::objects_below(client.clone(), location.clone())? {
-        let own = Location { key: object.location.clone(), ..location.clone() };
-        held.insert(fetch(&client, &own, &object)?);
+        held.insert(fetch(client, location, &object)?);
     }
     // Files that the store no longer has must not count as files of the directory.
     for (file, _) in read::files_below(&copy)? {
@@ -165,8 +159,9 @@ fn place(location: &Location) -> io::Result<PathBuf> {
     Ok(cache_directory()?.join(location.scheme.name()).join(&location.bucket).join(location.key.as_ref()))
 }
 
-/// Downloads an object unless the copy is of its version. Returns the copy's path.
-fn fetch(client: &Client, location: &Location, object: &ObjectMeta) -> io::Result<PathBuf> {
+/// Downloads an object of a location's bucket unless the copy is of its version. Returns the copy's path.
+pub(crate) fn fetch(client: &Client, location: &Location, object: &ObjectMeta) -> io::Result<PathBuf> {
+    let location = &Location { key: object.location.clone(), ..location.clone() };
     let copy = place(location)?;
     let versions = cache_directory()?.join("versions").join(location.scheme.name()).join(&location.bucket);
     let record = versions.join(location.key.as_ref());

@@ -8,7 +8,12 @@ use std::{
     sync::{Mutex, OnceLock, PoisonError},
 };
 
-use crate::{cache, error::StorageError, hub, is_hub, is_remote, read};
+use crate::{
+    cache, client,
+    error::StorageError,
+    hub, is_hub, is_remote,
+    read::{self, Found},
+};
 
 /// Files that mark the directory of a run or of a checkpoint, whose arrays are read where they are.
 const OF_RUNS: &[&str] =
@@ -74,23 +79,29 @@ fn find(path: &Path) -> io::Result<PathBuf> {
         locked(&INCOMPLETE).insert(copy.clone(), path.to_owned());
         return Ok(copy);
     }
-    if !read::metadata(path)?.is_directory {
-        return cache::local(path);
+    let (client, location) = client::of(path)?;
+    if let Found::Object(object) = read::find(&client, &location)? {
+        return cache::fetch(&client, &location, &object);
     }
-    let entries = read::list(path)?;
-    let has = |names: &[&str]| entries.iter().any(|entry| names.contains(&entry.name.as_str()));
-    let is_step = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
-    let is_run = has(OF_RUNS) || entries.iter().any(|entry| entry.is_directory && is_step(&entry.name));
+    let listed = read::objects_in(&client, &location)?;
+    let name = |path: &object_store::path::Path| path.filename().unwrap_or_default().to_owned();
+    let files: Vec<String> = listed.objects.iter().map(|object| name(&object.location)).collect();
+    let directories: Vec<String> = listed.common_prefixes.iter().map(name).collect();
+    let has = |names: &[&str]| files.iter().chain(&directories).any(|name| names.contains(&name.as_str()));
+    let is_step = |name: &String| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    let is_run = has(OF_RUNS) || directories.iter().any(is_step);
     if is_run || !has(OF_MODELS) {
         return Ok(path.to_owned());
     }
     if has(&["params.json"]) && !has(&["config.json"]) {
-        return cache::local(path);
+        return cache::directory(&client, &location);
     }
     let copy = cache::place_of(path)?;
     fs::create_dir_all(&copy)?;
-    for entry in entries.iter().filter(|entry| !entry.is_directory && !hub::is_weights(&entry.name)) {
-        cache::local(&path.join(&entry.name))?;
+    for (object, name) in listed.objects.iter().zip(&files) {
+        if !hub::is_weights(name) {
+            cache::fetch(&client, &location, object)?;
+        }
     }
     locked(&INCOMPLETE).insert(copy.clone(), path.to_owned());
     Ok(copy)
@@ -148,11 +159,15 @@ pub fn run_of(path: &Path) -> Option<PathBuf> {
 }
 
 fn copy_of_run(run: &Path) -> io::Result<PathBuf> {
-    for entry in read::list(run)? {
-        let is_file = !entry.is_directory && !entry.name.ends_with(".lock");
-        if is_file || entry.name == "tokenizer" {
-            cache::local(&run.join(&entry.name))?;
+    let (client, location) = client::of(run)?;
+    let listed = read::objects_in(&client, &location)?;
+    for object in &listed.objects {
+        if !object.location.as_ref().ends_with(".lock") {
+            cache::fetch(&client, &location, object)?;
         }
+    }
+    if listed.common_prefixes.iter().any(|prefix| prefix.filename() == Some("tokenizer")) {
+        cache::local(&run.join("tokenizer"))?;
     }
     cache::place_of(run)
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures::{StreamExt, TryStreamExt};
-use object_store::{ObjectMeta, ObjectStoreExt};
+use object_store::{ListResult, ObjectMeta, ObjectStoreExt};
 use tokio::task::JoinHandle;
 
 use crate::{
@@ -46,21 +46,36 @@ pub fn metadata(path: &Path) -> io::Result<Metadata> {
         return Ok(Metadata { bytes: found.len(), is_directory: found.is_dir() });
     }
     let (client, location) = client::of(path)?;
+    Ok(match find(&client, &location)? {
+        Found::Object(object) => Metadata { bytes: object.size, is_directory: false },
+        Found::Directory => Metadata { bytes: 0, is_directory: true },
+    })
+}
+
+/// The kind of thing at a remote path.
+pub(crate) enum Found {
+    Object(ObjectMeta),
+    /// A prefix of keys, or a whole bucket.
+    Directory,
+}
+
+/// Looks up a remote path, with one request for an object and a second one for a directory.
+pub(crate) fn find(client: &Client, location: &Location) -> io::Result<Found> {
+    let (client, location) = (client.clone(), location.clone());
     client::wait(async move {
-        if !location.key.as_ref().is_empty() {
+        let is_bucket = location.key.as_ref().is_empty();
+        if !is_bucket {
             match client.store.head(&location.key).await {
-                Ok(object) => {
-                    return Ok(Metadata { bytes: object.size, is_directory: false });
-                }
+                Ok(object) => return Ok(Found::Object(object)),
                 Err(object_store::Error::NotFound { .. }) => {}
                 Err(error) => return Err(StorageError::of_request(&location, &error)),
             }
         }
         let first = client.store.list(Some(&location.key)).next().await;
         match first {
-            Some(Ok(_)) => Ok(Metadata { bytes: 0, is_directory: true }),
+            Some(Ok(_)) => Ok(Found::Directory),
             Some(Err(error)) => Err(StorageError::of_request(&location, &error)),
-            None if location.key.as_ref().is_empty() => Ok(Metadata { bytes: 0, is_directory: true }),
+            None if is_bucket => Ok(Found::Directory),
             None => Err(StorageError::failed(io::ErrorKind::NotFound, "it does not exist", "")),
         }
     })
@@ -96,22 +111,19 @@ pub fn exists(path: &Path) -> bool {
 pub fn list(path: &Path) -> io::Result<Vec<Entry>> {
     let mut entries = if is_remote(path) {
         let (client, location) = client::of(path)?;
-        client::wait(async move {
-            let listed = client.store.list_with_delimiter(Some(&location.key)).await;
-            let listed = listed.map_err(|error| StorageError::of_request(&location, &error))?;
-            let name = |path: &object_store::path::Path| path.filename().unwrap_or_default().to_owned();
-            let files = listed.objects.iter().map(|object| Entry {
-                name: name(&object.location),
-                is_directory: false,
-                bytes: object.size,
-            });
-            let directories = listed.common_prefixes.iter().map(|prefix| Entry {
-                name: name(prefix),
-                is_directory: true,
-                bytes: 0,
-            });
-            Ok::<_, io::Error>(files.chain(directories).collect::<Vec<_>>())
-        })?
+        let listed = objects_in(&client, &location)?;
+        let name = |path: &object_store::path::Path| path.filename().unwrap_or_default().to_owned();
+        let files = listed.objects.iter().map(|object| Entry {
+            name: name(&object.location),
+            is_directory: false,
+            bytes: object.size,
+        });
+        let directories = listed.common_prefixes.iter().map(|prefix| Entry {
+            name: name(prefix),
+            is_directory: true,
+            bytes: 0,
+        });
+        files.chain(directories).collect()
     } else {
         let mut entries = Vec::new();
         for entry in fs::read_dir(path)? {
@@ -132,6 +144,15 @@ pub fn list(path: &Path) -> io::Result<Vec<Entry>> {
     };
     entries.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(entries)
+}
+
+/// The objects and the prefixes in a directory.
+pub(crate) fn objects_in(client: &Client, location: &Location) -> io::Result<ListResult> {
+    let (client, location) = (client.clone(), location.clone());
+    client::wait(async move {
+        let listed = client.store.list_with_delimiter(Some(&location.key)).await;
+        listed.map_err(|error| StorageError::of_request(&location, &error))
+    })
 }
 
 /// The files below a directory with their sizes, by path relative to it, sorted.
@@ -319,7 +340,8 @@ impl Drop for ObjectReader {
 pub(crate) fn version(object: &ObjectMeta) -> String {
     let tag = object.e_tag.clone().or_else(|| object.version.clone());
     let tag = tag.unwrap_or_else(|| object.last_modified.timestamp_millis().to_string());
-    format!("{} {}", object.size, tag)
+    // Azure quotes tags in answers about one object, and not in lists.
+    format!("{} {}", object.size, tag.trim_matches('"'))
 }
 
 /// The path without links and `..`; a remote path as it is.

@@ -126,8 +126,7 @@ pub(crate) fn restore(
     let (layout, group, placement) = (&plan.state_rule.layout, &plan.settings.checkpoint, &plan.placement);
     if let Some(path) = &group.load_full_state_path {
         let load = |checkpoint: &Checkpoint| -> Result<Restored, TrainError> {
-            checkpoint.verify()?;
-            let state = TrainState::load(runtime, placement, layout, checkpoint)?;
+            let state = load_whole(runtime, placement, layout, checkpoint)?;
             Ok(Restored { state, first_step: steps_done(checkpoint)?, resumed: None })
         };
         let newest =
@@ -297,15 +296,27 @@ fn newest_that_loads<T>(
     Ok(Some(Latest { step, value: value?, skipped }))
 }
 
+/// Loads a state and checks every byte of its checkpoint. The state has copies of some arrays, and does not read all
+/// counts: damage of any file is found here.
+fn load_whole(
+    runtime: &Runtime,
+    placement: &Placement,
+    layout: &StateLayout,
+    checkpoint: &Checkpoint,
+) -> Result<TrainState, TrainError> {
+    checkpoint.keep_checksums();
+    let state = TrainState::load(runtime, placement, layout, checkpoint)?;
+    checkpoint.verify()?;
+    Ok(state)
+}
+
 fn resume_from(
     runtime: &Runtime,
     placement: &Placement,
     layout: &StateLayout,
     checkpoint: &Checkpoint,
 ) -> Result<Restored, TrainError> {
-    // The state has copies of some arrays, and does not read all counts. Damage of any file is found here.
-    checkpoint.verify()?;
-    let state = TrainState::load(runtime, placement, layout, checkpoint)?;
+    let state = load_whole(runtime, placement, layout, checkpoint)?;
     let position = checkpoint.read_json(ITERATOR_ITEM, ITERATOR_FILE)?;
     let resumed = Resumed { checkpoint: checkpoint.path().to_owned(), position };
     Ok(Restored { state, first_step: steps_done(checkpoint)?, resumed: Some(resumed) })

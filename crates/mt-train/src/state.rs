@@ -318,7 +318,14 @@ impl StateLayout {
         let named = |(key, array): (Vec<KeySegment>, Option<(DType, Vec<usize>)>)| {
             array.map(|(dtype, dims)| ExpectedArray { name: entry_name(&key), dtype, dims })
         };
-        let expected: Vec<ExpectedArray> = self.described_as(form).into_iter().filter_map(named).collect();
+        let mut expected: Vec<ExpectedArray> =
+            self.described_as(form).into_iter().filter_map(named).collect();
+        // Slots of parameters that this run does not train, such as MaxText keeps of routing biases, are not used.
+        expected.extend(self.empty.iter().filter_map(|key| {
+            let name = entry_name(key);
+            let (dtype, dims) = checkpoint.array(&name).ok()?;
+            Some(ExpectedArray { dtype, dims: dims.to_vec(), name })
+        }));
         checkpoint.compare(&expected)
     }
 

@@ -25,7 +25,11 @@ one file for llama.cpp, with the tokenizer in it.
 `load_parameters_path` names a run, one of its checkpoints, a published model's
 directory (Hugging Face's, or `consolidated.*.pth` with params.json), or a
 checkpoint of MaxText, whose model the other keys describe. An output directory
-that already contains weights is refused.";
+that already contains weights is refused.
+
+`--output hf://owner/name@branch` sends the model to the Hugging Face hub in one
+commit, and creates a private repository if there is none. After a failure the
+same command goes on: files that have arrived are not sent again.";
 
 const EXPORT_EXAMPLES: &str = "\
 Examples:
@@ -37,7 +41,9 @@ Examples:
       load_parameters_path=maxtext_checkpoint/0/items model_name=llama3-8b \\
       tokenizer_path=models/Meta-Llama-3-8B
   maxtext checkpoint export --format gguf --dtype q8_0 --output model.gguf \\
-      load_parameters_path=models/llama";
+      load_parameters_path=models/llama
+  maxtext checkpoint export --output hf://owner/name \\
+      load_parameters_path=maxtext_output/first";
 
 const IMPORT: &str = "\
 Writes the weights of a published model as a MaxText checkpoint, in a directory
@@ -223,9 +229,12 @@ pub struct Export {
     /// merged; `peft` holds the adapters alone
     #[arg(long, value_enum, default_value = "hf")]
     pub format: ExportFormat,
-    /// Directory for the model, or its file for `gguf`
+    /// Directory for the model, or its file for `gguf`; `hf://owner/name` sends it to the Hugging Face hub
     #[arg(long, value_name = "PATH")]
     pub output: PathBuf,
+    /// Replace the weights that the repository of the hub has
+    #[arg(long)]
+    pub replace: bool,
     /// Element type of the weights, `q8_0` for `gguf` alone; by default that of the weights that are read
     #[arg(long, value_enum)]
     pub dtype: Option<ExportType>,

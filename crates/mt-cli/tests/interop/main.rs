@@ -4,6 +4,7 @@
 #[cfg(feature = "clients")]
 mod clients;
 mod gguf;
+mod hub;
 #[path = "../../../mt-checkpoint/tests/interop/python.rs"]
 mod python;
 mod serve;

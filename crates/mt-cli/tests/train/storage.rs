@@ -301,3 +301,117 @@ fn datasets_and_models_of_the_hub() {
     let damaged = train("damaged", &["hf_path=owner/bad"]);
     assert!(damaged.errors.contains("arrived damaged"), "{}", damaged.errors);
 }
+
+const TOKEN: &str = "hf_writer";
+
+/// Runs `maxtext checkpoint` with a token for the hub.
+fn checkpoint(hub: &HubServer, sandbox: &Sandbox, arguments: &[&str]) -> Outcome {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_maxtext"));
+    command.arg("checkpoint").args(arguments).current_dir(sandbox.path(""));
+    outcome(with_hub(hub, sandbox, command).env("HF_TOKEN", TOKEN))
+}
+
+#[test]
+fn exports_go_to_the_hub() {
+    let (hub, sandbox) = (HubServer::start(), Sandbox::new());
+    hub.accept(TOKEN, 100_000, 4_000);
+    sandbox.train("run", &["steps=2"]).succeeded();
+    let run = "load_parameters_path=runs/run";
+    let export = |output: &str, more: &[&str]| {
+        let fixed = ["export", "--output", output, "--shard-size", "40KB", run];
+        checkpoint(&hub, &sandbox, &[&fixed[..], more].concat())
+    };
+    export("exported", &[]).succeeded();
+    let of_disk: Vec<_> =
+        fs::read_dir(sandbox.path("exported")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let are_there = |repository: &str, branch: &str| {
+        let (_, files) = hub.files(repository, branch).unwrap();
+        for path in &of_disk {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            assert!(files.get(name) == Some(&fs::read(path).unwrap()), "{name}");
+        }
+        files.len()
+    };
+
+    // Failures of the network and of the storage pass.
+    hub.fail("PUT /upload/", 500, 2);
+    hub.fail("/objects/batch", 503, 1);
+    let sent = export("hf://owner/name", &[]).succeeded();
+    assert!(
+        sent.output.contains("a new private repository") || sent.errors.contains("a new private repository")
+    );
+    let count = are_there("models/owner/name", "main");
+    assert!(
+        of_disk.iter().filter(|path| path.extension().is_some_and(|end| end == "safetensors")).count() > 1
+    );
+
+    // Weights are not replaced unasked; another branch has a model of its own.
+    export("hf://owner/name", &[]).refused(&["already has weights: `model-00001-of-", "`--replace`"]);
+    export("hf://owner/name@half", &["--dtype", "bfloat16"]).succeeded();
+    let (_, half) = hub.files("models/owner/name", "half").unwrap();
+    assert!(half.len() < count && half.keys().filter(|name| name.ends_with(".safetensors")).count() > 0);
+    assert_eq!(are_there("models/owner/name", "main"), count);
+    export("hf://owner/name", &["--replace", "--dtype", "bfloat16"]).succeeded();
+    assert_eq!(hub.files("models/owner/name", "main").unwrap().1, half);
+
+    // The hub's own copy is read as any other.
+    let decode =
+        ["decode", "load_parameters_path=hf://owner/name@half", "prompt=the", "max_target_length=12"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_maxtext"));
+    command.args(decode).current_dir(sandbox.path(""));
+    outcome(&mut with_hub(&hub, &sandbox, command)).succeeded();
+}
+
+#[test]
+fn exports_that_fail_go_on() {
+    let (hub, sandbox) = (HubServer::start(), Sandbox::new());
+    hub.accept(TOKEN, 100_000, 4_000);
+    sandbox.train("run", &["steps=2"]).succeeded();
+    let run = "load_parameters_path=runs/run";
+    let export = |output: &str, more: &[&str]| {
+        checkpoint(
+            &hub,
+            &sandbox,
+            &[&["export", "--output", output, "--shard-size", "40KB", run], more].concat(),
+        )
+    };
+    let uploads = || hub.requests().iter().filter(|request| request.starts_with("PUT")).count();
+
+    // Somebody else commits meanwhile: nothing is lost, and what has arrived is not sent again.
+    hub.intrude("README.md", b"text");
+    let conflict = export("hf://owner/name", &[]);
+    conflict.failed(1, &["was changed at `main` while files were sent", "run the command again"]);
+    let (_, files) = hub.files("models/owner/name", "main").unwrap();
+    assert!(files.contains_key("README.md") && !files.keys().any(|name| name.ends_with(".safetensors")));
+    let before = uploads();
+    export("hf://owner/name", &[]).succeeded();
+    assert_eq!(uploads(), before);
+    assert!(hub.files("models/owner/name", "main").unwrap().1.contains_key("README.md"));
+
+    // The storage fails for good in the middle.
+    hub.fail("PUT /upload/", 403, 1_000);
+    export("hf://owner/other", &["--dtype", "float16"])
+        .failed(1, &["could not be sent", "run the command again"]);
+    assert_eq!(hub.files("models/owner/other", "main").unwrap().1.len(), 1);
+
+    let refused = |output: &str, more: &[&str], expected: &[&str]| {
+        let outcome = export(output, more);
+        assert!(!outcome.errors.contains(TOKEN), "{}", outcome.errors);
+        outcome.refused(expected);
+    };
+    refused(
+        &format!("hf://owner/name@{}", "a".repeat(40)),
+        &[],
+        &["a commit cannot be changed", "name a branch"],
+    );
+    refused("hf://datasets/owner/name", &[], &["repository of data"]);
+    refused("hf://owner", &[], &["names no repository"]);
+    refused("exported", &["--replace"], &["`--replace`", "hf://owner/name"]);
+    refused("hf://owner/third", &["hf_access_token=another"], &["does not know this token"]);
+    refused("hf://owner/third", &["hf_access_token=hf_reader"], &["lets this token read only"]);
+    let mut offline = Command::new(env!("CARGO_BIN_EXE_maxtext"));
+    offline.args(["checkpoint", "export", "--output", "hf://owner/name", run]).current_dir(sandbox.path(""));
+    let mut offline = with_hub(&hub, &sandbox, offline);
+    outcome(offline.env("HF_HUB_OFFLINE", "1")).refused(&["`HF_HUB_OFFLINE` is set"]);
+    outcome(offline.env_remove("HF_HUB_OFFLINE")).refused(&["only with a token", "`HF_TOKEN`"]);
+}

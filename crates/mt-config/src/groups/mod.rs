@@ -88,7 +88,7 @@ pub use run::{
 };
 pub use saving::{SavePeriod, SavingGroup};
 pub use serve::ServeGroup;
-pub use space::{OptimizerSpace, is_gemma_of_kaggle, is_published_model};
+pub use space::{OptimizerSpace, gpt3_of_pax, is_gemma_of_kaggle, is_published_model};
 pub use whole::{DecodeConfig, LoadConfig, TrainConfig};
 
 /// Every group with its keys and the commands that receive it.
@@ -431,6 +431,7 @@ mod tests {
     /// Keys that resolution itself reads.
     const OF_THE_RESOLUTION: &[&str] = &[
         "base_config",
+        "convert_checkpoint_if_possible",
         "custom_mesh_and_rule",
         "model_name",
         "optimizer_space",

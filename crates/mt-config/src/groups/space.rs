@@ -1,6 +1,6 @@
 //! The form of the weights that a run's optimizer updates.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -92,14 +92,15 @@ fn has_checkpoints(directory: &Path) -> bool {
 }
 
 /// Whether a path is a published model's directory: one in Hugging Face's format, in Llama's original format or in that of
-/// Gemma on Kaggle, but not a run.
+/// Gemma on Kaggle or of GPT-3 in Pax, but not a run.
 pub fn is_published_model(path: &Path) -> bool {
     let has = |name: &str| path.join(name).is_file();
     // A directory with weights alone counts, too, so that the error names the missing file.
     let is_hugging_face =
         has("config.json") || has("model.safetensors") || has("model.safetensors.index.json");
     let is_first_format = has("params.json") && has("consolidated.00.pth");
-    (is_hugging_face || is_first_format || is_gemma_of_kaggle(path)) && !has("config.yml")
+    (is_hugging_face || is_first_format || is_gemma_of_kaggle(path) || gpt3_of_pax(path).is_some())
+        && !has("config.yml")
 }
 
 /// Whether a path is a directory with a Gemma in the layout of Kaggle: a checkpoint of Orbax with the parameters of
@@ -108,4 +109,12 @@ pub fn is_gemma_of_kaggle(path: &Path) -> bool {
     let Ok(tree) = std::fs::read_to_string(path.join("_METADATA")) else { return false };
     // MaxText's own tree has neither of these keys.
     tree.contains("input_embedding") && tree.contains("attn_vec_einsum")
+}
+
+/// The directory with the arrays of a GPT-3 that Pax trained, if a path is that of such a checkpoint: the directory itself,
+/// or its `state`.
+pub fn gpt3_of_pax(path: &Path) -> Option<PathBuf> {
+    const HEAD: &str = "mdl_vars.params.lm.softmax.logits_ffn.linear.w";
+    let has_head = |directory: &PathBuf| mt_storage::is_file(&directory.join(HEAD).join(".zarray"));
+    [path.to_owned(), path.join("state")].into_iter().find(has_head)
 }

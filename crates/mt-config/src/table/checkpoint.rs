@@ -213,9 +213,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "convert_checkpoint_if_possible",
                 false,
-                "Convert the shapes of loaded weights to those of the model where possible.",
+                "Begin with the published weights of `model_name`, from the Hugging Face hub, if no key names weights. \
+                 They are read as they are, without a conversion. Presets do not ask for them.",
             )
-            .refused(features::CONVERSION_OF_CHECKPOINTS)
             .acts_on("checkpoint")
             .may_change(),
         ],

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{
     consolidated, eagle,
     fields::{self, Field},
-    kaggle,
+    kaggle, pax,
     quantized::Quantization,
     rope,
     source::has_tied_head,
@@ -30,6 +30,9 @@ pub(super) const LAYER: &str = "transformer_layer_config";
 pub fn description_path(directory: &Path) -> PathBuf {
     if kaggle::is_at(directory) {
         return directory.join(kaggle::TREE_FILE);
+    }
+    if let Some(arrays) = pax::at(directory) {
+        return arrays.join(pax::STEP);
     }
     directory.join(if consolidated::is_at(directory) { consolidated::PARAMS_FILE } else { FILE })
 }
@@ -133,6 +136,9 @@ impl HuggingFaceConfig {
         let path = description_path(directory);
         if path.ends_with(kaggle::TREE_FILE) {
             return Ok(Self { path, ..Self::of_values(kaggle::config_values(directory)?) });
+        }
+        if path.ends_with(pax::STEP) {
+            return Ok(Self { path, ..Self::of_values(pax::config_values(directory)?) });
         }
         if path.ends_with(consolidated::PARAMS_FILE) {
             let values = consolidated::config_values(directory)?;

@@ -6,6 +6,7 @@ mod eagle;
 mod exported;
 pub(crate) mod fields;
 mod kaggle;
+mod pax;
 mod peft;
 mod quantized;
 pub(crate) mod rope;

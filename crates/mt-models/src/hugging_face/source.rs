@@ -11,6 +11,7 @@ use super::{
     Settings,
     consolidated::{self, ConsolidatedWeights},
     kaggle::{self, KaggleWeights},
+    pax::{self, PaxWeights},
     quantized::PublishedTensors,
 };
 use crate::StateError;
@@ -21,6 +22,7 @@ pub(super) enum TensorSource {
     Safetensors(PublishedTensors),
     Consolidated(ConsolidatedWeights),
     Kaggle(KaggleWeights),
+    Pax(PaxWeights),
     /// The one file of older models.
     Torch(TorchFile),
 }
@@ -95,6 +97,9 @@ impl TensorSource {
         if kaggle::is_at(path) {
             return KaggleWeights::open(path).map(Self::Kaggle);
         }
+        if pax::at(path).is_some() {
+            return PaxWeights::open(path).map(Self::Pax);
+        }
         let torch = path.join(TORCH_FILE);
         let has_safetensors = ["model.safetensors", "model.safetensors.index.json"];
         if torch.is_file() && !has_safetensors.iter().any(|name| path.join(name).exists()) {
@@ -106,7 +111,7 @@ impl TensorSource {
     /// The possible names in the files of a tensor whose usual name is `name`, the most probable one first.
     pub fn candidates(&self, name: &str) -> Vec<String> {
         match self {
-            Self::Safetensors(_) | Self::Torch(_) => prefixed(name).collect(),
+            Self::Safetensors(_) | Self::Torch(_) | Self::Pax(_) => prefixed(name).collect(),
             Self::Consolidated(_) => vec![consolidated::own_name(name).unwrap_or_else(|| name.to_owned())],
             Self::Kaggle(_) => vec![name.to_owned()],
         }
@@ -118,6 +123,7 @@ impl TensorSource {
             Self::Safetensors(tensors) => tensors.names().collect(),
             Self::Consolidated(weights) => weights.names().collect(),
             Self::Kaggle(weights) => weights.names().collect(),
+            Self::Pax(weights) => weights.names().collect(),
             Self::Torch(file) => file.tensors().iter().map(|tensor| tensor.name.as_str()).collect(),
         }
     }
@@ -128,6 +134,7 @@ impl TensorSource {
             Self::Safetensors(tensors) => tensors.dims(name),
             Self::Consolidated(weights) => weights.dims(name),
             Self::Kaggle(weights) => weights.dims(name),
+            Self::Pax(weights) => weights.dims(name),
             Self::Torch(file) => file.tensor(name).map(|tensor| tensor.dims.clone()),
         }
     }
@@ -138,6 +145,10 @@ impl TensorSource {
             Self::Safetensors(tensors) => tensors.dtype(name)?,
             Self::Torch(file) => file.tensor(name)?.dtype.clone(),
             Self::Consolidated(_) => return None,
+            Self::Pax(weights) => {
+                let dtype = weights.dtype(name)?;
+                return (!dtype.is_float()).then(|| dtype.to_string());
+            }
             Self::Kaggle(weights) => {
                 let dtype = weights.dtype(name)?;
                 return (!dtype.is_float()).then(|| dtype.to_string());
@@ -150,7 +161,7 @@ impl TensorSource {
     pub fn is_transposed(&self, name: &str) -> bool {
         match self {
             Self::Safetensors(tensors) => tensors.is_transposed(name),
-            Self::Consolidated(_) | Self::Kaggle(_) | Self::Torch(_) => false,
+            Self::Consolidated(_) | Self::Kaggle(_) | Self::Pax(_) | Self::Torch(_) => false,
         }
     }
 
@@ -159,7 +170,7 @@ impl TensorSource {
     pub fn plain_type(&self, name: &str) -> Option<DType> {
         match self {
             Self::Safetensors(tensors) => tensors.dtype(name)?.known(),
-            Self::Consolidated(_) | Self::Kaggle(_) | Self::Torch(_) => None,
+            Self::Consolidated(_) | Self::Kaggle(_) | Self::Pax(_) | Self::Torch(_) => None,
         }
     }
 
@@ -173,7 +184,7 @@ impl TensorSource {
     ) -> Result<(), StateError> {
         match self {
             Self::Safetensors(tensors) => tensors.read_elements_into(name, elements, buffer, bytes),
-            Self::Consolidated(_) | Self::Kaggle(_) | Self::Torch(_) => {
+            Self::Consolidated(_) | Self::Kaggle(_) | Self::Pax(_) | Self::Torch(_) => {
                 let whole = self.read(name)?;
                 let size = whole.dtype().byte_size();
                 bytes.copy_from_slice(&whole.bytes()[elements.start * size..elements.end * size]);
@@ -188,6 +199,7 @@ impl TensorSource {
             Self::Safetensors(tensors) => tensors.read(name),
             Self::Consolidated(weights) => weights.read(name),
             Self::Kaggle(weights) => weights.read(name),
+            Self::Pax(weights) => weights.read(name),
             Self::Torch(file) => Ok(file.read(name)?),
         }
     }

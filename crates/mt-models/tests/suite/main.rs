@@ -28,6 +28,7 @@ mod length;
 mod logical_axes;
 mod lookups;
 mod mamba;
+mod pax;
 mod pieces;
 mod placement;
 mod prediction;

@@ -32,7 +32,7 @@ fn http(follows: bool) -> io::Result<&'static Client> {
     client.as_ref().map_err(|reason| io::Error::other(reason.clone()))
 }
 
-/// Sends a request, again after failures of the network and of the server.
+/// Sends a request, again after failures of the network and of the server, and refuses an answer that is none.
 pub(super) async fn send(
     repository: &Repository,
     method: Method,
@@ -40,11 +40,23 @@ pub(super) async fn send(
     follows: bool,
     more: impl Fn(RequestBuilder) -> RequestBuilder,
 ) -> io::Result<Response> {
+    checked(repository, request(method, url, follows, more).await?)
+}
+
+/// Sends a request, again after failures of the network and of the server. The answer may have any other status. The
+/// token goes to the hub alone, not to the storage whose addresses it names.
+pub(super) async fn request(
+    method: Method,
+    url: &str,
+    follows: bool,
+    more: impl Fn(RequestBuilder) -> RequestBuilder,
+) -> io::Result<Response> {
+    let is_hub = url.strip_prefix(endpoint().as_str()).is_some_and(|rest| rest.starts_with('/'));
     let mut attempt = 0;
     loop {
         attempt += 1;
         let mut request = http(follows)?.request(method.clone(), url);
-        if let Some(token) = token() {
+        if let Some(token) = token().filter(|_| is_hub) {
             request = request.bearer_auth(token);
         }
         let failure = match more(request).send().await {
@@ -59,7 +71,7 @@ pub(super) async fn send(
                     "try again later",
                 )
             }
-            Ok(response) => return checked(repository, response),
+            Ok(response) => return Ok(response),
             Err(error) => unreachable_hub(&error),
         };
         if attempt == ATTEMPTS {
@@ -86,7 +98,8 @@ pub(super) fn unreachable_hub(error: &reqwest::Error) -> io::Error {
     )
 }
 
-fn checked(repository: &Repository, response: Response) -> io::Result<Response> {
+/// The answer to a request, unless it refuses it.
+pub(super) fn checked(repository: &Repository, response: Response) -> io::Result<Response> {
     let status = response.status();
     if status.is_success() || status.is_redirection() {
         return Ok(response);

@@ -27,9 +27,10 @@ use crate::{
 const ATTEMPTS: usize = 5;
 
 /// A repository at a commit.
-struct Revision {
-    commit: String,
-    files: Vec<String>,
+#[derive(Debug)]
+pub(super) struct Revision {
+    pub commit: String,
+    pub files: Vec<String>,
 }
 
 /// The hub's description of a file.
@@ -154,13 +155,22 @@ fn cached(
 }
 
 fn revision(repository: &Repository) -> io::Result<Revision> {
-    let revision = repository.revision.replace('/', "%2F");
-    let url = format!("{}/{}/revision/{revision}", endpoint(), repository.route_of_description());
-    let owned = repository.clone();
-    let text = client::wait(async move {
+    let (url, owned) = (address_of_revision(repository), repository.clone());
+    client::wait(async move {
         let response = send(&owned, Method::GET, &url, true, |request| request).await?;
-        response.text().await.map_err(|error| unreachable_hub(&error))
-    })?;
+        read_revision(response).await
+    })
+}
+
+/// The address of the description of a repository at a revision.
+pub(super) fn address_of_revision(repository: &Repository) -> String {
+    let revision = repository.revision.replace('/', "%2F");
+    format!("{}/{}/revision/{revision}", endpoint(), repository.route_of_description())
+}
+
+/// The commit and the files in the hub's description of a repository at a revision.
+pub(super) async fn read_revision(response: Response) -> io::Result<Revision> {
+    let text = response.text().await.map_err(|error| unreachable_hub(&error))?;
     let answer: Value = serde_json::from_str(&text).unwrap_or_default();
     let files = answer["siblings"].as_array().map(|siblings| {
         let names = siblings.iter().filter_map(|file| file["rfilename"].as_str());
@@ -168,12 +178,17 @@ fn revision(repository: &Repository) -> io::Result<Revision> {
     });
     match (answer["sha"].as_str().filter(|commit| is_hash(commit)), files) {
         (Some(commit), Some(files)) => Ok(Revision { commit: commit.to_owned(), files }),
-        _ => Err(StorageError::failed(
-            io::ErrorKind::InvalidData,
-            format!("`{}` does not answer as the hub does", endpoint()),
-            "correct `HF_ENDPOINT`",
-        )),
+        _ => Err(strange_answer("")),
     }
+}
+
+/// The error of an answer that is not one of the hub.
+pub(super) fn strange_answer(detail: &str) -> io::Error {
+    StorageError::failed(
+        io::ErrorKind::InvalidData,
+        format!("`{}` does not answer as the hub does{detail}", endpoint()),
+        "correct `HF_ENDPOINT`",
+    )
 }
 
 /// Whether a file's name leads into the snapshot.
@@ -181,7 +196,7 @@ fn is_below(name: &str) -> bool {
     Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)))
 }
 
-fn is_hash(text: &str) -> bool {
+pub(super) fn is_hash(text: &str) -> bool {
     matches!(text.len(), 40 | 64) && text.chars().all(|c| c.is_ascii_hexdigit())
 }
 
@@ -216,7 +231,8 @@ fn fetch(repository: &Repository, directory: &Path, revision: &Revision, file: &
     }
 }
 
-fn escape(segment: &str) -> String {
+/// The form of a name in an address.
+pub(super) fn escape(segment: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
     segment
         .bytes()
@@ -237,11 +253,7 @@ fn remote(repository: &Repository, url: &str) -> io::Result<Remote> {
     let bytes = text("x-linked-size").or_else(|| text("content-length")).and_then(|bytes| bytes.parse().ok());
     match bytes {
         Some(bytes) if is_hash(&hash) => Ok(Remote { hash, bytes }),
-        _ => Err(StorageError::failed(
-            io::ErrorKind::InvalidData,
-            format!("`{}` does not answer as the hub does: a file has no hash or no size", endpoint()),
-            "correct `HF_ENDPOINT`",
-        )),
+        _ => Err(strange_answer(": a file has no hash or no size")),
     }
 }
 
@@ -260,7 +272,8 @@ fn download(repository: &Repository, url: &str, file: &str, remote: &Remote, blo
         match append(repository, url, &shown, remote, &mut out, done) {
             Ok(()) => {
                 out.sync_all()?;
-                if hash_of(&partial, remote)? == remote.hash.to_lowercase() {
+                let kind = if remote.hash.len() == 40 { HashKind::Git } else { HashKind::Sha256 };
+                if hash_of(&partial, kind)? == remote.hash.to_lowercase() {
                     return fs::rename(&partial, blob);
                 }
                 // The bytes of an earlier download may be of other contents; the next attempt begins anew.
@@ -326,12 +339,23 @@ fn append(
     }
 }
 
-/// The hash of a file, of the kind that the hub gave: SHA-256, or git's hash of a blob.
-fn hash_of(path: &Path, remote: &Remote) -> io::Result<String> {
-    let is_git = remote.hash.len() == 40;
-    let mut context = Context::new(if is_git { &SHA1_FOR_LEGACY_USE_ONLY } else { &SHA256 });
+/// The kind of a hash by which the hub knows a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HashKind {
+    /// That of large files.
+    Sha256,
+    /// Git's hash of a blob.
+    Git,
+}
+
+/// The hash of a file.
+pub(super) fn hash_of(path: &Path, kind: HashKind) -> io::Result<String> {
+    let mut context = Context::new(match kind {
+        HashKind::Git => &SHA1_FOR_LEGACY_USE_ONLY,
+        HashKind::Sha256 => &SHA256,
+    });
     let mut file = File::open(path)?;
-    if is_git {
+    if kind == HashKind::Git {
         context.update(format!("blob {}\0", file.metadata()?.len()).as_bytes());
     }
     let mut buffer = vec![0; 1 << 20];

@@ -4,12 +4,15 @@
 
 mod client;
 mod download;
+mod upload;
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::{OnceLock, PoisonError, RwLock},
 };
+
+pub use upload::{Push, Pushed};
 
 use crate::{client::variable, error::StorageError};
 

@@ -1,11 +1,13 @@
-//! A hub in memory with Hugging Face's protocol: descriptions of repositories, and files with their hashes.
+//! A hub in memory with Hugging Face's protocol: descriptions of repositories, files with their hashes, and commits that
+//! add files.
 
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Request, Response, Server, range_of};
+use super::{Request, Response, Server, hub_writes::Writes, range_of};
 
 /// A file of a repository.
 #[derive(Clone, Debug)]
@@ -17,12 +19,18 @@ pub struct HubFile {
     pub is_large: bool,
 }
 
+/// Files by name.
+pub(super) type Files = BTreeMap<String, HubFile>;
+
 #[derive(Default)]
-struct State {
-    /// Files by repository (`models/owner/name` or `datasets/owner/name`), revision and name.
-    repositories: BTreeMap<String, BTreeMap<String, (String, BTreeMap<String, HubFile>)>>,
+pub(super) struct State {
+    /// Commits and files by repository (`models/owner/name` or `datasets/owner/name`) and revision.
+    pub repositories: BTreeMap<String, BTreeMap<String, (String, Files)>>,
     /// Repositories that need this token.
     private: BTreeMap<String, String>,
+    pub writes: Writes,
+    /// Requests that fail, by a text in their method and path: with a status, and this number of times.
+    failures: Vec<(String, u16, usize)>,
     /// The number of bytes after which each of the next answers with contents breaks off.
     cuts: Vec<usize>,
     requests: Vec<String>,
@@ -39,9 +47,34 @@ impl HubServer {
     pub fn start() -> Self {
         let state = Arc::new(Mutex::new(State::default()));
         let own = Arc::clone(&state);
-        let server =
-            Server::start(move |request| own.lock().unwrap_or_else(PoisonError::into_inner).answer(&request));
+        let server = Server::start_knowing(move |address, request| {
+            own.lock().unwrap_or_else(PoisonError::into_inner).answer(address, &request)
+        });
         Self { server, state }
+    }
+
+    /// Accepts files of requests with a token. Files of at least `large` bytes go to the storage of large files, in pieces
+    /// of `piece` bytes.
+    pub fn accept(&self, token: &str, large: usize, piece: usize) {
+        self.state().writes = Writes::new(token, large, piece);
+    }
+
+    /// Lets the next `times` requests fail with a status whose method and path, with a space between, contain a text.
+    pub fn fail(&self, text: &str, status: u16, times: usize) {
+        self.state().failures.push((text.to_owned(), status, times));
+    }
+
+    /// Lets somebody else commit a file to a repository as soon as the next files are announced.
+    pub fn intrude(&self, name: &str, contents: &[u8]) {
+        self.state().writes.intruder = Some((name.to_owned(), contents.to_vec()));
+    }
+
+    /// The files of a repository at a revision, and its commit.
+    pub fn files(&self, repository: &str, revision: &str) -> Option<(String, BTreeMap<String, Vec<u8>>)> {
+        let state = self.state();
+        let (commit, files) = state.repositories.get(repository)?.get(revision)?;
+        let files = files.iter().map(|(name, file)| (name.clone(), file.contents.clone()));
+        Some((commit.clone(), files.collect()))
     }
 
     /// The address, for `HF_ENDPOINT`.
@@ -81,10 +114,23 @@ impl HubServer {
 }
 
 impl State {
-    fn answer(&mut self, request: &Request) -> Response {
+    fn answer(&mut self, address: SocketAddr, request: &Request) -> Response {
         let range = request.headers.get("range").map_or(String::new(), |range| format!(" {range}"));
         self.requests.push(format!("{} {}{range}", request.method, request.path));
         let path = request.path.trim_start_matches('/').to_owned();
+        let line = format!("{} {}", request.method, request.path);
+        let failing =
+            self.failures.iter_mut().find(|(text, _, left)| line.contains(text.as_str()) && *left > 0);
+        if let Some((_, status, left)) = failing {
+            *left -= 1;
+            return Response::new(*status, "");
+        }
+        if matches!(request.method.as_str(), "POST" | "PUT") {
+            return self.write(address, request, &path);
+        }
+        if path == "api/whoami-v2" {
+            return self.whoami(request);
+        }
         if let Some(rest) = path.strip_prefix("storage/") {
             let found = self.repositories.values().flat_map(|revisions| revisions.values());
             let file = found.flat_map(|(_, files)| files.values()).find(|file| file.hash == rest).cloned();

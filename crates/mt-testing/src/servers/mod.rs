@@ -2,6 +2,7 @@
 //! Face's.
 
 mod hub;
+mod hub_writes;
 mod s3;
 
 pub use hub::{HubFile, HubServer};
@@ -56,6 +57,11 @@ pub(crate) struct Server {
 
 impl Server {
     pub fn start(answer: impl Fn(Request) -> Response + Send + Sync + 'static) -> Self {
+        Self::start_knowing(move |_, request| answer(request))
+    }
+
+    /// As [`Self::start`], for answers that name the server's address.
+    pub fn start_knowing(answer: impl Fn(SocketAddr, Request) -> Response + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback has free ports");
         let address = listener.local_addr().expect("a listener has an address");
         let ends = Arc::new(AtomicBool::new(false));
@@ -67,7 +73,8 @@ impl Server {
                 }
                 let Ok(stream) = stream else { continue };
                 let answer = Arc::clone(&answer);
-                std::thread::spawn(move || while serve(&stream, &*answer).is_some() {});
+                let answer = move |request| answer(address, request);
+                std::thread::spawn(move || while serve(&stream, &answer).is_some() {});
             }
         });
         Self { address, ends }

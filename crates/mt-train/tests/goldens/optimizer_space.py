@@ -1,209 +1,21 @@
 """Writes optimizer_space.safetensors: five steps of tiny models in plain JAX and optax, in f64. Weights are held, clipped,
 decayed and stepped in the form that MaxText's checkpoints store.
 
-Needs jax, optax, numpy and safetensors.
-
-Layers multiply by the stored weights: query kernels include attention's scale, Gemma's embedding tables include the
-root of the width, Gemma's norms multiply by `w` and GPT-3's by `1 + w`. Therefore no code here scales a gradient or a
-weight explicitly.
+Needs jax, optax, numpy and safetensors. The models are those of plain_models.py.
 """
 
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from safetensors.numpy import save_file
 
-jax.config.update("jax_enable_x64", True)
+from plain_models import (
+    ADAM, CLIP, DECAY, LAYERS, LAYERS_OF, first, form, loss, positions, schedule, segments, shapes, targets, tokens,
+)
 
-VOCABULARY, WIDTH, HEADS, HEAD, WITHIN, LAYERS = 24, 12, 2, 6, 16, 2
-ROWS, LENGTH, STEPS = 4, 10, 5
-WINDOW, SOFT_CAP, NORM_EPSILON = 3, 2.5, 1e-6
-# Constants of the schedule, of clipping, and of the optimizers. The epsilons are of the gradients' magnitude.
-PEAK, FINAL_FRACTION, WARMUP, SCHEDULE, CLIP = 0.02, 0.1, 2, 8, 0.7
-ADAM = dict(b1=0.9, b2=0.95, eps=1e-3, eps_root=1e-6)
-DECAY, MUON_BETA, MUON_DECAY = 0.3, 0.95, 0.2
-
-random = np.random.default_rng(17)
-tokens = random.integers(0, VOCABULARY, (ROWS, LENGTH))
-targets = random.integers(0, VOCABULARY, (ROWS, LENGTH))
-documents = [[10], [4, 6], [3, 5], [7]]
-pad = lambda row: (row + [0] * LENGTH)[:LENGTH]
-segments = np.array([pad([i + 1 for i, size in enumerate(row) for _ in range(size)]) for row in documents])
-positions = np.array([pad([place for size in row for place in range(size)]) for row in documents])
-
-ones = lambda x: jnp.sqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + NORM_EPSILON)
-rms = lambda x, scale: x / ones(x) * scale
-
-
-def layer_norm(x, weights, name):
-    x = x - jnp.mean(x, -1, keepdims=True)
-    return x / ones(x) * (1 + weights[f"{name}.scale"]) + weights[f"{name}.bias"]
-
-
-def rotated(x, max_timescale, factor=1.0):
-    """x: [rows, positions, heads, width of a head]."""
-    timescale = max_timescale ** (2 * jnp.arange(HEAD // 2) / HEAD) * factor
-    angle = (positions[..., None] / timescale)[:, :, None, :]
-    one, other = jnp.split(x, 2, -1)
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
-    return jnp.concatenate([one * cos - other * sin, other * cos + one * sin], -1)
-
-
-def attended(query, key, value, window=None, cap=None):
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, jnp.repeat(key, HEADS // key.shape[2], 2))
-    scores = cap * jnp.tanh(scores / cap) if cap else scores
-    place = np.arange(LENGTH)
-    seen = (segments[:, :, None] == segments[:, None, :]) & (place[:, None] >= place)
-    if window:
-        seen &= place[:, None] - place < window
-    weights = jax.nn.softmax(jnp.where(seen[:, None], scores, -1e30), -1)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, jnp.repeat(value, HEADS // value.shape[2], 2))
-
-
-def projected(x, weights, name):
-    bias = weights.get(f"attention.{name}.bias", 0)
-    return jnp.einsum("bte,ehd->bthd", x, weights[f"attention.{name}.kernel"]) + bias
-
-
-out = lambda x, weights: jnp.einsum("bthd,hde->bte", x, weights["attention.out.kernel"])
-
-
-def gated(x, weights, activation):
-    hidden = activation(x @ weights["mlp.wi_0.kernel"]) * (x @ weights["mlp.wi_1.kernel"])
-    return hidden @ weights["mlp.wo.kernel"]
-
-
-def llama2(x, weights, layer):
-    normed = rms(x, weights["pre_attention_norm.scale"])
-    query, key, value = (projected(normed, weights, name) for name in ("query", "key", "value"))
-    x += out(attended(rotated(query, 1e4), rotated(key, 1e4), value), weights)
-    return x + gated(rms(x, weights["pre_mlp_norm.scale"]), weights, jax.nn.silu)
-
-
-gelu = lambda x: jax.nn.gelu(x, approximate=True)
-
-
-def around(x, weights, attention):
-    x += rms(attention(rms(x, weights["pre_attention_norm.scale"])), weights["post_attention_norm.scale"])
-    hidden = gated(rms(x, weights["pre_mlp_norm.scale"]), weights, gelu)
-    return x + rms(hidden, weights["post_mlp_norm.scale"])
-
-
-def gemma2(x, weights, layer):
-    def attention(x):
-        query, key, value = (projected(x, weights, name) for name in ("query", "key", "value"))
-        window = WINDOW if layer == 0 else None
-        return out(attended(rotated(query, 1e4), rotated(key, 1e4), value, window, SOFT_CAP), weights)
-
-    return around(x, weights, attention)
-
-
-GEMMA3_SCALAR = 5.0
-
-
-def gemma3(x, weights, layer):
-    def attention(x):
-        query, key, value = (projected(x, weights, name) for name in ("query", "key", "value"))
-        query = rms(query, weights["attention.query_norm.scale"])
-        key = rms(key, weights["attention.key_norm.scale"])
-        window, rope = (WINDOW, (1e4, 1.0)) if layer == 0 else (None, (1e6, 8.0))
-        query = rotated(query, *rope) * GEMMA3_SCALAR**-0.5
-        return out(attended(query, rotated(key, *rope), value, window), weights)
-
-    return around(x, weights, attention)
-
-
-def gpt3(x, weights, layer):
-    normed = layer_norm(x, weights, "pre_attention_norm")
-    query, key, value = (projected(normed, weights, name) for name in ("query", "key", "value"))
-    x += out(attended(query * HEAD**-0.5, key, value), weights) + weights["attention.out.bias"]
-    normed = layer_norm(x, weights, "pre_mlp_norm")
-    hidden = gelu(normed @ weights["mlp.wi_0.kernel"] + weights["mlp.wi_0.bias"])
-    return x + hidden @ weights["mlp.wo.kernel"] + weights["mlp.wo.bias"]
-
-
-LAYERS_OF = {"llama2": llama2, "gemma2": gemma2, "gemma3": gemma3, "gpt3": gpt3}
-GEMMAS = ("gemma2", "gemma3")
-# The factor in stored query kernels.
-QUERY = {"llama2": HEAD**-0.5, "gemma2": 10.0**-0.5}
-# The offset of stored norm scales. Published Gemma scales are around 0.
-NORM = {"gemma2": 1.0, "gemma3": 1.0, "gpt3": -1.0}
-
-
-def shapes(family, tied):
-    kv_heads = HEADS if family == "gpt3" else 1
-    of_layer = {
-        "attention.query.kernel": (WIDTH, HEADS, HEAD),
-        "attention.key.kernel": (WIDTH, kv_heads, HEAD),
-        "attention.value.kernel": (WIDTH, kv_heads, HEAD),
-        "attention.out.kernel": (HEADS, HEAD, WIDTH),
-        "mlp.wi_0.kernel": (WIDTH, WITHIN),
-        "mlp.wo.kernel": (WITHIN, WIDTH),
-        "pre_attention_norm.scale": (WIDTH,),
-        "pre_mlp_norm.scale": (WIDTH,),
-    }
-    of_model = {"token_embedder.embedding": (VOCABULARY, WIDTH), "final_norm.scale": (WIDTH,)}
-    if not tied:
-        of_model["head.kernel"] = (WIDTH, VOCABULARY)
-    if family == "gpt3":
-        of_layer |= {f"attention.{name}.bias": (HEADS, HEAD) for name in ("query", "key", "value")}
-        of_layer |= {"mlp.wi_0.bias": (WITHIN,), "mlp.wo.bias": (WIDTH,), "attention.out.bias": (WIDTH,)}
-        of_layer |= {f"{name}.bias": (WIDTH,) for name in ("pre_attention_norm", "pre_mlp_norm")}
-        of_model |= {"final_norm.bias": (WIDTH,), "positions.table": (LENGTH, WIDTH)}
-    else:
-        of_layer["mlp.wi_1.kernel"] = (WIDTH, WITHIN)
-    if family in GEMMAS:
-        of_layer |= {f"{name}.scale": (WIDTH,) for name in ("post_attention_norm", "post_mlp_norm")}
-    if family == "gemma3":
-        of_layer |= {f"attention.{name}_norm.scale": (HEAD,) for name in ("query", "key")}
-    return of_model | {f"layers.{i}.{name}": shape for i in range(LAYERS) for name, shape in of_layer.items()}
-
-
-def form(family, name):
-    """The scale and the offset that turn a published weight into the stored one."""
-    if name.endswith("query.kernel") and family in QUERY:
-        return QUERY[family], 0.0
-    if name == "token_embedder.embedding" and family in GEMMAS:
-        return WIDTH**0.5, 0.0
-    return 1.0, NORM.get(family, 0.0) if name.endswith("norm.scale") else 0.0
-
-
-def first(family, name, shape):
-    """An initial value in the stored form."""
-    scale, offset = form(family, name)
-    numbers = random.normal(size=shape) * (WIDTH**-0.5 if name.endswith("kernel") else 0.4)
-    is_around_one = name.endswith("norm.scale") and family not in GEMMAS
-    return np.float32((numbers + is_around_one) * scale + offset).astype(np.float64)
-
-
-def loss(weights, family, tied):
-    x = weights["token_embedder.embedding"][tokens]
-    if family == "gpt3":
-        x += weights["positions.table"][positions]
-    for layer in range(LAYERS):
-        prefix = f"layers.{layer}."
-        own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-        x = LAYERS_OF[family](x, own, layer)
-    x = layer_norm(x, weights, "final_norm") if family == "gpt3" else rms(x, weights["final_norm.scale"])
-    if tied:
-        logits = x @ weights["token_embedder.embedding"].T
-        # `normalize_embedding_logits`.
-        logits = logits if family == "gpt3" else logits / WIDTH**0.5
-    else:
-        logits = x @ weights["head.kernel"]
-    losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0]
-    return jnp.sum(losses * (segments != 0)) / jnp.sum(segments != 0)
-
-
-def falling(step):
-    share = 0.5 * (jnp.cos(jnp.pi * step / (SCHEDULE - WARMUP - 1)) + 1)
-    return PEAK * share + PEAK * FINAL_FRACTION * (1 - share)
-
-
-schedule = optax.join_schedules([optax.linear_schedule(0.0, PEAK, WARMUP), falling], [WARMUP])
+STEPS, MUON_BETA, MUON_DECAY = 5, 0.95, 0.2
 
 
 def matrix(name):

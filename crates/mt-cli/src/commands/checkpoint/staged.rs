@@ -1,9 +1,12 @@
-//! Outputs in object stores: commands write them into a directory of this machine, from which they are sent.
+//! Outputs in object stores and at the Hugging Face hub: commands write them into a directory of this machine, from which
+//! they are sent.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
+
+use mt_storage::hub;
 
 use crate::failure::Failure;
 
@@ -18,22 +21,46 @@ fn rank(file: &Path) -> u8 {
     }
 }
 
-/// Lets `write` write to `output`, or, if that is in a store, to a directory of this machine whose files are then sent.
-pub fn staged(output: PathBuf, write: impl FnOnce(PathBuf) -> Result<(), Failure>) -> Result<(), Failure> {
-    if mt_storage::is_hub(&output) {
-        return Err(Failure::user(format!(
-            "cannot write to `{}`: nothing is sent to the Hugging Face hub\nhint: write to a directory, and send it with \
-             `hf upload`",
-            output.display()
-        )));
-    }
-    if !mt_storage::is_remote(&output) {
-        return write(output);
-    }
+/// The commit of a command at the hub.
+pub struct Sending {
+    /// The first line of the commit.
+    pub summary: &'static str,
+    /// Whether weights that are there already are replaced.
+    pub replaces: bool,
+}
+
+/// Lets `write` write to `output`, or, if that is in a store or at the hub, to a directory of this machine whose files
+/// are then sent.
+pub fn staged(
+    output: PathBuf,
+    sending: Sending,
+    write: impl FnOnce(PathBuf) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let failed = |action: &str, error: io::Error| {
         let message = format!("cannot {action} `{}`: {error}", output.display());
         if mt_storage::is_user_error(&error) { Failure::user(message) } else { Failure::run(message) }
     };
+    if mt_storage::is_hub(&output) {
+        // A mistake is found before the model is read.
+        let push = hub::Push::prepare(&output, sending.replaces);
+        let push = push.map_err(|error| failed("write to", error))?;
+        return through_stage(&output, write, |local| {
+            let sent = push.send(local, sending.summary, |file| !is_lock(file));
+            let hub::Pushed { commit, is_new, .. } = sent.map_err(|error| failed("write to", error))?;
+            let what = if is_new { ", a new private repository," } else { "" };
+            say!("sent it to `{}`{what} as commit {commit}", output.display());
+            Ok(())
+        });
+    }
+    if sending.replaces {
+        return Err(Failure::user(
+            "`--replace` is about a repository of the Hugging Face hub, whose history keeps what it replaces\n\
+             hint: leave it out, or use `--output hf://owner/name`",
+        ));
+    }
+    if !mt_storage::is_remote(&output) {
+        return write(output);
+    }
     let existing = mt_storage::list(&output).map_err(|error| failed("write to", error))?;
     if !existing.is_empty() || mt_storage::is_file(&output) {
         return Err(Failure::user(format!(
@@ -41,18 +68,34 @@ pub fn staged(output: PathBuf, write: impl FnOnce(PathBuf) -> Result<(), Failure
             output.display()
         )));
     }
-    let root = mt_storage::cache_directory().map_err(|error| failed("write to", error))?;
-    let stage = root.with_file_name("outputs").join(std::process::id().to_string());
-    let local = stage.join(output.file_name().unwrap_or_default());
-    fs::create_dir_all(&stage).map_err(|error| failed("prepare", error))?;
-    let written = write(local.clone()).and_then(|()| {
-        send(&local, &output).map_err(|error| failed("write to", error))?;
+    through_stage(&output, write, |local| {
+        send(local, &output).map_err(|error| failed("write to", error))?;
         say!("sent it to `{}`", output.display());
         Ok(())
-    });
+    })
+}
+
+/// Lets `write` write to a temporary directory, or a file in one, that `send` then sends.
+fn through_stage(
+    output: &Path,
+    write: impl FnOnce(PathBuf) -> Result<(), Failure>,
+    send: impl FnOnce(&Path) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let failed = |error: io::Error| {
+        Failure::run(format!("cannot prepare `{}` for sending: {error}", output.display()))
+    };
+    let root = mt_storage::cache_directory().map_err(failed)?;
+    let stage = root.with_file_name("outputs").join(std::process::id().to_string());
+    let local = stage.join(output.file_name().unwrap_or_default());
+    fs::create_dir_all(&stage).map_err(failed)?;
+    let written = write(local.clone()).and_then(|()| send(&local));
     // The command's own result matters more than a failure to remove its temporary files.
     let _ = fs::remove_dir_all(&stage);
     written
+}
+
+fn is_lock(file: &Path) -> bool {
+    file.extension().is_some_and(|extension| extension == "lock")
 }
 
 fn send(local: &Path, output: &Path) -> io::Result<()> {
@@ -60,7 +103,7 @@ fn send(local: &Path, output: &Path) -> io::Result<()> {
         return mt_storage::upload_file(local, output);
     }
     let mut files = mt_storage::files_below(local)?;
-    files.retain(|(file, _)| !file.to_string_lossy().ends_with(".lock"));
+    files.retain(|(file, _)| !is_lock(file));
     files.sort_by_key(|(file, _)| rank(file));
     for (file, _) in files {
         mt_storage::upload_file(&local.join(&file), &output.join(&file))?;

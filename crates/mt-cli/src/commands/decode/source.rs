@@ -45,16 +45,18 @@ impl Given {
 pub fn configure(arguments: Vec<String>) -> Result<(Config, Source), Failure> {
     let request = ConfigRequest::from_process(arguments);
     let given = Config::resolve(&request)?;
-    let path_of = |key: &str| given.entry(key).value.as_str().unwrap_or_default().to_owned();
-    let named = WEIGHTS_KEYS.into_iter().map(|key| (key, path_of(key))).find(|(_, path)| !path.is_empty());
-    let Some((key, path)) = named else {
+    // The group names a copy on this machine where a key names a published model elsewhere.
+    let group = CheckpointGroup::from_config(&given)?;
+    let paths = [&group.load_parameters_path, &group.hf_model_path, &group.load_full_state_path];
+    let mut named =
+        WEIGHTS_KEYS.into_iter().zip(paths).filter_map(|(key, path)| Some((key, path.as_deref()?)));
+    let Some((key, path)) = named.next() else {
         return Err(Failure::user(
             "no key names a model to decode with\n\
              hint: name a run, a checkpoint or a published model's directory: \
              `load_parameters_path=maxtext_output/my_run`",
         ));
     };
-    let path = Path::new(&path);
     if !mt_storage::exists(path) {
         return Err(Failure::user(format!(
             "`{key}` is `{}` ({}), which does not exist\nhint: name the directory of a run, of a checkpoint or of a \
