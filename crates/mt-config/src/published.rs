@@ -53,7 +53,7 @@ impl Config {
         let asks = self.entry(KEY);
         let is_asked = asks.value == true && asks.origin.is_given();
         let is_set = |key: &&str| self.entry(key).value.as_str().is_some_and(|path| !path.is_empty());
-        if !is_asked || WEIGHTS.iter().any(|key| is_set(&key)) {
+        if !is_asked || WEIGHTS.iter().any(is_set) {
             return;
         }
         let model = self.entry("model_name").value.as_str().unwrap_or_default();
