@@ -29,8 +29,9 @@ LESSON = {
     "learning_rate_schedule_steps": 4000, "steps": 700, "checkpoint_period": 25, "max_num_checkpoints_to_keep": 100,
 }
 REWARDED = {
-    "reward_functions": "exact", "batch_size": 16, "num_generations": 16, "grpo_beta": 0, "learning_rate": 1e-3,
-    "gradient_clipping_threshold": 1, "warmup_steps_fraction": 0.05, "max_num_seqs": 256, "checkpoint_period": 100,
+    # With 256 answers and a learning rate of 1e-3, a run fell from 24 percent to zero.
+    "reward_functions": "exact", "batch_size": 64, "num_generations": 16, "grpo_beta": 0, "learning_rate": 6e-4,
+    "gradient_clipping_threshold": 1, "warmup_steps_fraction": 0.05, "max_num_seqs": 1024, "checkpoint_period": 50,
     "eval_interval": 20,
 }
 # The keys of each curve, and its color.

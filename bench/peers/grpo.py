@@ -3,16 +3,17 @@
     python3 bench/peers/grpo.py --ours target/release/maxtext --python PYTHON [--rounds 3] [--steps 4]
 
 PYTHON has torch, transformers and TRL. A step answers 16 prompts of 32 tokens 8 times with 128 tokens, judges the answers
-by their lengths in characters, and trains on them once without a reference. Both programs start from the same random
-weights, whose end token is hardly ever drawn, so that answers are equally long. TRL runs with each of its settings of
-generation by transformers: a dynamic cache, a static one, and continuous batching. The fastest one counts. Programs alternate; the first step of each run, which compiles, does not count. The
-last lines give the median of the steps, the peak memory, and the ratio.
+by their lengths in characters, and trains on them once without a reference; `--size` changes these numbers. Both programs
+start from the same random weights, whose end token is hardly ever drawn, so that answers are equally long. TRL runs with
+each of its settings of generation by transformers: a dynamic cache, a static one, and continuous batching. The fastest one
+counts. Programs alternate; the first step of each run, which compiles, does not count. The last lines give the median of the
+steps and the peak memory of each contestant, and the ratio.
 """
 
 import argparse
 import json
+import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from pathlib import Path
 
 import model
 
-PROMPTS, SAMPLES, PROMPT, TOKENS = 16, 8, 32, 128
+# Prompts, answers to each, and the tokens of both.
+SIZE = "16,8,32,128"
 
 # The settings of TRL's trainer and of its generation.
 SETTINGS = {
@@ -32,7 +34,7 @@ SETTINGS = {
 }
 
 
-def write_inputs(directory):
+def write_inputs(directory, size):
     """A published model of random weights, and prompts of random words."""
     import torch
     from safetensors.torch import save_file
@@ -57,12 +59,13 @@ def write_inputs(directory):
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1").save_pretrained(directory)
     drawn = random.Random(3)
     with open(directory / "prompts.jsonl", "w") as file:
-        for _ in range(PROMPTS * 64):
-            prompt = " ".join(f"w{drawn.randrange(2, model.VOCAB)}" for _ in range(PROMPT))
+        prompts, _, tokens, _ = size
+        for _ in range(prompts * 64):
+            prompt = " ".join(f"w{drawn.randrange(2, model.VOCAB)}" for _ in range(tokens))
             file.write(json.dumps({"prompt": prompt, "answer": "w2"}) + "\n")
 
 
-def trl(directory, setting, precision, steps):
+def trl(directory, setting, precision, steps, size):
     """Runs in a process of its own, and prints the seconds of each step."""
     import torch
     import transformers
@@ -84,7 +87,7 @@ def trl(directory, setting, precision, steps):
     with tempfile.TemporaryDirectory() as scratch:
         options = GRPOConfig(
             output_dir=scratch, report_to="none", use_cpu=True, save_strategy="no", max_steps=steps, beta=0.0,
-            per_device_train_batch_size=PROMPTS * SAMPLES, num_generations=SAMPLES, max_completion_length=TOKENS,
+            per_device_train_batch_size=size[0] * size[1], num_generations=size[1], max_completion_length=size[3],
             bf16=precision == "bfloat16", gradient_checkpointing=False, optim="adamw_torch_fused", learning_rate=1e-6,
             generation_kwargs={"suppress_tokens": [1]}, logging_steps=1000, **SETTINGS[setting],
         )
@@ -95,35 +98,41 @@ def trl(directory, setting, precision, steps):
         ).train()
 
 
-def run(command, seconds_of):
-    """The seconds of the steps of a process, without the first."""
-    process = subprocess.run(command, capture_output=True, text=True)
-    if process.returncode != 0:
-        raise RuntimeError(process.stderr[-2000:])
-    return [seconds for seconds in map(seconds_of, process.stdout.splitlines()) if seconds is not None][1:]
+def run(command):
+    """The output of a process, and the bytes that it held at most."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=errors)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0), errors.seek(0)
+        if process.returncode != 0:
+            raise RuntimeError(errors.read()[-2000:] or f"exit status {process.returncode}")
+        return output.read(), usage.ru_maxrss * 1024
 
 
-def seconds_of_trl(line):
-    return json.loads(line)["seconds"] if line.startswith("{") else None
+def run_trl(command):
+    """The seconds of the steps of TRL without the first, and the bytes that it held at most."""
+    output, peak = run(command)
+    return [json.loads(line)["seconds"] for line in output.splitlines() if line.startswith('{"seconds')][1:], peak
 
 
 def ours(options, directory, runs, number):
+    """As `run_trl`, of this program."""
+    prompts, samples, prompt, tokens = options.size
     name = f"run-{number}"
     keys = {
         "run_name": name, "base_output_directory": runs, "hf_model_path": directory, "dtype": options.dtype,
         "hf_train_files": directory / "prompts.jsonl", "reward_functions_path": runs / "reward.py",
-        "reward_functions": "lengths", "batch_size": PROMPTS, "num_generations": SAMPLES, "grpo_beta": 0,
-        "max_prefill_predict_length": PROMPT, "max_target_length": PROMPT + TOKENS, "max_num_seqs": PROMPTS * SAMPLES,
+        "reward_functions": "lengths", "batch_size": prompts, "num_generations": samples, "grpo_beta": 0,
+        "max_prefill_predict_length": prompt, "max_target_length": prompt + tokens, "max_num_seqs": prompts * samples,
         "learning_rate": 1e-6, "steps": options.steps + 1, "num_epoch": -1, "add_bos": "false",
         "checkpoint_period": 1000, "log_period": 1,
     }
     command = [options.ours, "rl", *(f"{key}={value}" for key, value in keys.items()), *options.ours_key]
-    process = subprocess.run(command, capture_output=True, text=True)
-    if process.returncode != 0:
-        raise RuntimeError(process.stderr[-2000:])
+    _, peak = run(command)
     lines = [json.loads(line) for line in open(runs / name / "metrics" / "metrics.jsonl")]
     steps = [line for line in lines if "perf/step_time_seconds" in line]
-    return [line["perf/step_time_seconds"] for line in steps][1:]
+    return [line["perf/step_time_seconds"] for line in steps][1:], peak
 
 
 def main():
@@ -134,25 +143,33 @@ def main():
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="steps of each run that count")
+    parser.add_argument("--size", default=SIZE, help="prompts, answers to each, tokens of a prompt and of an answer")
     parser.add_argument("--settings", default=",".join(SETTINGS), help="settings of TRL, separated by commas")
     parser.add_argument("--files", type=Path, default=Path.home() / ".cache/maxtext-peers/grpo")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.size = [int(number) for number in options.size.split(",")]
     if options.job:
         job = json.loads(options.job)
         if job["kind"] == "inputs":
-            return write_inputs(Path(job["directory"]))
-        return trl(Path(job["directory"]), job["setting"], job["precision"], job["steps"])
+            return write_inputs(Path(job["directory"]), job["size"])
+        return trl(Path(job["directory"]), job["setting"], job["precision"], job["steps"], job["size"])
 
-    directory = options.files / "model"
+    directory = options.files / "-".join(map(str, options.size))
     directory.mkdir(parents=True, exist_ok=True)
 
     def job(**fields):
-        return [options.python, __file__, "--job", json.dumps({"directory": str(directory), **fields})]
+        fields |= {"directory": str(directory), "size": options.size}
+        return [options.python, __file__, "--job", json.dumps(fields)]
 
     if not (directory / "prompts.jsonl").exists():
         subprocess.run(job(kind="inputs"), check=True)
     contestants, peaks = {}, {}
+
+    def add(name, seconds, peak):
+        contestants.setdefault(name, []).extend(seconds)
+        peaks[name] = max(peaks.get(name, 0), peak)
+
     settings = [(setting, options.dtype) for setting in options.settings.split(",")]
     with tempfile.TemporaryDirectory() as runs:
         runs = Path(runs)
@@ -163,17 +180,17 @@ def main():
             for setting, precision in settings:
                 command = job(kind="trl", setting=setting, precision=precision, steps=options.steps + 1)
                 try:
-                    contestants.setdefault(f"TRL, {setting}", []).extend(run(command, seconds_of_trl))
+                    add(f"TRL, {setting}", *run_trl(command))
                 except RuntimeError as error:
                     print(f"TRL, {setting}: {str(error).splitlines()[-1]}", flush=True)
-            contestants.setdefault("this program", []).extend(ours(options, directory, runs, number))
-            usage = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-            peaks[number] = usage * 1024 / 1e9
+            add("this program", *ours(options, directory, runs, number))
     medians = {name: statistics.median(times) for name, times in contestants.items() if times}
     for name, seconds in medians.items():
-        print(f"{name:20} {seconds:8.2f} s a step, from {len(contestants[name])} steps")
-    print(f"largest process: {max(peaks.values()):.1f} GB")
-    best = min(seconds for name, seconds in medians.items() if name != "this program")
+        print(f"{name:20} {seconds:8.2f} s a step, from {len(contestants[name])} steps; {peaks[name] / 1e9:.2f} GB")
+    others = [seconds for name, seconds in medians.items() if name != "this program"]
+    if not others:
+        sys.exit("TRL ran with none of its settings")
+    best = min(others)
     print(f"TRL at its fastest takes {best / medians['this program']:.2f} times as long")
 
 

@@ -4,6 +4,7 @@ mod checkpoint;
 mod clean;
 mod data;
 mod distill;
+mod generate;
 mod preference;
 mod rl;
 mod serve;
@@ -25,6 +26,9 @@ pub use data::{
     DataCheckLogits, DataCommand, DataConvert, DataGenerate, DataInspect, DataSaveLogits, DataShow, DataStats,
 };
 use distill::{DISTILL, DISTILL_EXAMPLES};
+pub use generate::{
+    GenerateAnswers, GenerateCommand, GenerateInstructions, GeneratePreferences, GenerateRevisions, Generated,
+};
 use preference::{DPO, DPO_EXAMPLES, REWARD, REWARD_EXAMPLES};
 pub use preference::{Reward, RewardCommand, RewardScore};
 use rl::{RL, RL_EXAMPLES};
@@ -37,6 +41,7 @@ Examples:
   maxtext train run.yml steps=1000        a configuration file, one key changed
   maxtext decode load_parameters_path=maxtext_output/first prompt='Once upon'
   maxtext sft                             adapt the quick start's model
+  maxtext rl                              reward the adapted model for right answers
   maxtext config explain learning_rate    what a key does
 
 Keys are MaxText's. They are set in a YAML file, as `key=value`, or as `M_KEY`

@@ -31,6 +31,11 @@ impl Failure {
         Self { message: with_causes(error), is_user_error }
     }
 
+    /// The message, and whether the user's input is wrong.
+    pub fn into_parts(self) -> (String, bool) {
+        (self.message, self.is_user_error)
+    }
+
     /// Writes the message to standard error.
     pub fn report(&self) {
         // If standard error is closed, the message is lost.

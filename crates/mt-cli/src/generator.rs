@@ -28,7 +28,8 @@ pub fn generator(trainer: &Trainer) -> Box<dyn Generator> {
         compile: plan.compile_settings(),
     };
     let types = model.parameters().iter().map(|(_, spec)| spec.dtype).collect();
-    let engine = Engine::new(trainer.runtime().clone(), plan.placement().clone(), model, types, options);
+    let engine =
+        Engine::new(trainer.runtime().clone(), plan.sampler_placement().clone(), model, types, options);
     Box::new(BorrowingEngine { engine })
 }
 

@@ -16,6 +16,7 @@ mod failure;
 mod generator;
 mod numpy;
 mod progress;
+mod reward_model;
 mod transfers;
 
 use std::process::ExitCode;

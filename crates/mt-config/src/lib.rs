@@ -34,7 +34,7 @@ pub use groups::{
     AbsentHardware, AheadGroup, AlgorithmRow, Annealed, AttentionBlocks, AttentionGroup, AttentionKind,
     AttentionType, BaseCodes, BatchSchedule, BlocksGroup, BroughtTokenizer, CanvasPolicy, CheckpointGroup,
     CompressedGroup, ContextGroup, DamagedData, DataFormat, DataGroup, DatasetType, DebugGroup, DecodeConfig,
-    DecodeGroup, DecoderBlock, DistillationGroup, DivergenceType, EngramGroup, EvaluationSampling,
+    DecodeGroup, DecoderBlock, DeviceSplit, DistillationGroup, DivergenceType, EngramGroup, EvaluationSampling,
     ExpertsGroup, FeatureLoss, GatedDeltaGroup, Hardware, HardwareNotes, HfTextUnit, HubGroup,
     HyperConnectionGroup, IndexerGroup, InferenceBenchmarkGroup, InferenceStage, KeptIn, KeptNumbers,
     KlEstimator, KlPlace, LatentGroup, LayerAttention, LearningRateSchedule, LoadConfig, LogitAlignment,

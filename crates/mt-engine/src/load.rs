@@ -122,20 +122,23 @@ fn opened(config: &LoadConfig) -> Result<(Arc<dyn Model>, SavedParameters), Engi
 /// # Errors
 /// As [`load_model`].
 pub fn load_beside(config: &LoadConfig, other: &LoadedModel) -> Result<LoadedModel, EngineError> {
-    let (model, saved) = opened(config)?;
-    beside(config, other, model, &saved)
+    load_on(config, &other.runtime, &other.placement)
 }
 
-fn beside(
+/// As [`load_model`], on these devices, with these rules of placement.
+///
+/// # Errors
+/// As [`load_model`].
+pub fn load_on(
     config: &LoadConfig,
-    other: &LoadedModel,
-    model: Arc<dyn Model>,
-    saved: &SavedParameters,
+    runtime: &Runtime,
+    placement: &Arc<Placement>,
 ) -> Result<LoadedModel, EngineError> {
-    let loaded = saved.load(&*model, &other.runtime, &other.placement, ArrayUse::Read)?;
+    let (model, saved) = opened(config)?;
+    let loaded = saved.load(&*model, runtime, placement, ArrayUse::Read)?;
     Ok(LoadedModel {
-        runtime: other.runtime.clone(),
-        placement: other.placement.clone(),
+        runtime: runtime.clone(),
+        placement: placement.clone(),
         model,
         parameters: loaded.arrays,
         vocab_size: config.model.vocab_size,

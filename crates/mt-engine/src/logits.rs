@@ -1,5 +1,7 @@
 //! Logits of given tokens, in one forward pass.
 
+use std::ops::Deref;
+
 use mt_models::{Forward, Tokens};
 use mt_nn::axes::{BATCH, POSITION};
 use mt_runtime::{Array, CompileSettings, Executable, Input};
@@ -86,28 +88,28 @@ pub fn score(
 }
 
 /// The compiled program that computes the logits, or the scores of a reward model, of rows of tokens.
-pub struct Scorer<'a> {
-    loaded: &'a LoadedModel,
+pub struct Scorer<L> {
+    loaded: L,
     executable: Executable,
     sizes: ScoredSizes,
     /// The names of intermediate activations.
     names: Vec<String>,
 }
 
-impl<'a> Scorer<'a> {
+impl<L: Deref<Target = LoadedModel>> Scorer<L> {
     /// Compiles the program for rows of up to these sizes.
     ///
     /// # Errors
     /// The model has an encoder and the source no tokens, or the other way round, or the program does not fit into memory.
     pub fn new(
-        loaded: &'a LoadedModel,
+        loaded: L,
         sizes: ScoredSizes,
         intermediates: bool,
         compile: &CompileSettings,
     ) -> Result<Self, EngineError> {
-        let LoadedModel { runtime, placement, model, parameters, .. } = loaded;
+        let LoadedModel { runtime, placement, model, parameters, .. } = &*loaded;
         let ScoredSizes { rows, length, source } = sizes;
-        check_sources(loaded, source > 0)?;
+        check_sources(&loaded, source > 0)?;
         let target = runtime.target();
         let (name, precision) = (LOGITS_PROGRAM.to_owned(), model.precision());
         let options = ProgramOptions { name, placement: placement.clone(), target, precision };
@@ -157,7 +159,7 @@ impl<'a> Scorer<'a> {
     /// # Panics
     /// There are more rows, or longer ones, than the program takes.
     pub fn score(&self, rows: ScoredRows<'_>) -> Result<Scores, EngineError> {
-        rows.check(self.loaded)?;
+        rows.check(&self.loaded)?;
         let mut inputs = self.arrays(rows.tokens, self.sizes.length)?;
         if let Some(sources) = rows.sources {
             inputs.extend(self.arrays(sources, self.sizes.source)?);
@@ -180,7 +182,7 @@ impl<'a> Scorer<'a> {
 
     /// The tokens of rows, filled up to `length`, and the number of tokens in each.
     fn arrays(&self, rows: &[Vec<u32>], length: usize) -> Result<Vec<Array>, EngineError> {
-        let LoadedModel { runtime, placement, .. } = self.loaded;
+        let LoadedModel { runtime, placement, .. } = &*self.loaded;
         let num_rows = self.sizes.rows;
         let replicated = |dims: &[usize], values: &[i32]| -> Result<Array, EngineError> {
             let host =

@@ -23,6 +23,10 @@ pub enum RlError {
     #[error("{place}: {reason}")]
     Unusable { place: String, reason: String },
 
+    /// The devices that run a reward model.
+    #[error("the reward model cannot be run: {0}")]
+    Model(Box<dyn std::error::Error + Send + Sync>),
+
     #[error(transparent)]
     Data(#[from] DataError),
 }
@@ -36,6 +40,7 @@ impl RlError {
                 io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::IsADirectory
             ),
             Self::Record { .. } | Self::TooFew(_) | Self::Unusable { .. } => true,
+            Self::Model(_) => false,
             Self::Data(error) => error.is_user_error(),
         }
     }
@@ -55,6 +60,7 @@ impl From<RlError> for DataError {
             RlError::Record { path, line, reason } => Self::Json { path, line, reason },
             RlError::Unusable { place, reason } => Self::Example { place, reason },
             RlError::TooFew(message) => Self::Options(message),
+            RlError::Model(_) => Self::Options(error.to_string()),
         }
     }
 }

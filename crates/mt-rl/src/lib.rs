@@ -16,6 +16,7 @@ mod prompts;
 pub mod rewards;
 mod rollout;
 mod seeds;
+pub mod synthesis;
 mod tasks;
 mod tools;
 
@@ -27,4 +28,4 @@ pub use prompts::{PROMPTS, Prompt, PromptForm, PromptOrder, PromptSet, PromptSou
 pub use rollout::{Advantage, Finish, Rollout};
 pub use seeds::key;
 pub use tasks::{Task, TaskKind, TaskOptions};
-pub use tools::{Tool, ToolSettings, Tools};
+pub use tools::{Tool, ToolCall, ToolSettings, Tools};

@@ -3,7 +3,15 @@
 //! A call stands between marks at the end of a turn, as `name: argument` or as an object of JSON with `name` and `arguments`.
 //! The tool's text follows it between marks of its own, and the model continues. A tool that fails says so to the model.
 
-use std::{process::Command, time::Duration};
+use std::{
+    process::Command,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
 use serde_json::{Map, Value, json};
 
@@ -44,23 +52,39 @@ pub struct ToolSettings {
     pub response: [String; 2],
     /// The most calls of an answer.
     pub most: usize,
-    /// The command line of the process of [`Tool::Command`].
+    /// The command line of the processes of [`Tool::Command`].
     pub command: Option<String>,
+    /// The number of these processes. All calls of an answer go to the same one.
+    pub processes: usize,
     /// The time for each call of the process.
     pub limit: Duration,
     pub sandbox: SandboxLimits,
 }
 
+/// A call by an answer.
+#[derive(Clone, Copy, Debug)]
+pub struct ToolCall<'a> {
+    /// The text between the marks of a call.
+    pub text: &'a str,
+    /// The number of the answer, which decides the process.
+    pub answer: usize,
+    /// Identifies the answer to the process.
+    pub episode: &'a str,
+    /// The columns of the prompt's record.
+    pub columns: &'a Map<String, Value>,
+}
+
 /// The tools of a run, at work.
 pub struct Tools {
     settings: ToolSettings,
-    process: Option<Child>,
+    /// Each starts with its first call.
+    processes: Vec<Mutex<Option<Child>>>,
     sandbox: Option<Sandbox>,
-    failures: Failures,
+    failures: Mutex<Failures>,
 }
 
 impl Tools {
-    /// Tools, of which the process starts with the first call.
+    /// Tools, of which the processes start with their first calls.
     ///
     /// # Errors
     /// The sandbox for code cannot be used on this machine.
@@ -69,7 +93,8 @@ impl Tools {
         let sandbox = has_code.then(|| Sandbox::open(settings.sandbox)).transpose();
         let sandbox =
             sandbox.map_err(|reason| RlError::Unusable { place: "the tool `python`".to_owned(), reason })?;
-        Ok(Self { settings, process: None, sandbox, failures: Failures::default() })
+        let processes = (0..settings.processes.max(1)).map(|_| Mutex::new(None)).collect();
+        Ok(Self { settings, processes, sandbox, failures: Mutex::new(Failures::default()) })
     }
 
     /// The most calls of an answer.
@@ -82,9 +107,9 @@ impl Tools {
         &self.settings.call[1]
     }
 
-    /// The failures of the process so far.
-    pub fn failures(&self) -> &Failures {
-        &self.failures
+    /// The failures of the processes so far.
+    pub fn failures(&self) -> Failures {
+        locked(&self.failures).clone()
     }
 
     /// The call with which a turn ends.
@@ -94,19 +119,58 @@ impl Tools {
         Some(before.rsplit_once(begin.as_str())?.1)
     }
 
-    /// A tool's response to a call, between its marks, and whether the tool succeeded. `episode` identifies the answer.
-    pub fn respond(&mut self, call: &str, episode: &str, columns: &Map<String, Value>) -> (String, bool) {
-        let said = self.result(call, episode, columns);
-        let is_success = said.is_ok();
-        let text = said.unwrap_or_else(|reason| format!("error: {reason}"));
-        let [begin, end] = &self.settings.response;
-        (format!("{begin}{text}{end}"), is_success)
+    /// The responses to calls, each between its marks and with whether the tool succeeded, in the order of the calls.
+    /// Calls run side by side: code on as many processors as there are, and as many calls of processes as there are of
+    /// these. A process answers its calls in their order.
+    pub fn respond(&self, calls: &[ToolCall<'_>]) -> Vec<(String, bool)> {
+        let made = Mutex::new(vec![(String::new(), false); calls.len()]);
+        let answer = |index: usize| {
+            let said = self.result(&calls[index]);
+            let is_success = said.is_ok();
+            let text = said.unwrap_or_else(|reason| format!("error: {reason}"));
+            let [begin, end] = &self.settings.response;
+            locked(&made)[index] = (format!("{begin}{text}{end}"), is_success);
+        };
+        let mut of_processes = vec![Vec::new(); self.processes.len()];
+        let mut others = Vec::new();
+        for (index, call) in calls.iter().enumerate() {
+            match self.tool_of(call.text) {
+                Ok((Tool::Command, ..)) => of_processes[self.process_of(call)].push(index),
+                _ => others.push(index),
+            }
+        }
+        let next = AtomicUsize::new(0);
+        let workers = thread::available_parallelism().map_or(1, usize::from).min(others.len());
+        thread::scope(|scope| {
+            for own in of_processes.iter().filter(|own| !own.is_empty()) {
+                scope.spawn(|| own.iter().copied().for_each(&answer));
+            }
+            for _ in 0..workers {
+                scope.spawn(|| {
+                    while let Some(index) = others.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        answer(*index);
+                    }
+                });
+            }
+        });
+        made.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn result(&mut self, call: &str, episode: &str, columns: &Map<String, Value>) -> Result<String, String> {
+    /// The number of the process that answers a call.
+    fn process_of(&self, call: &ToolCall<'_>) -> usize {
+        call.answer % self.processes.len()
+    }
+
+    /// The tool that a call names, its name and its arguments.
+    fn tool_of(&self, call: &str) -> Result<(Tool, String, Value), String> {
         let (name, arguments) = read_call(call).ok_or("a call is written as `name: argument`")?;
         let tool = Tool::named(&name).filter(|tool| self.settings.tools.contains(tool));
-        match tool.ok_or_else(|| format!("there is no tool `{name}`"))? {
+        Ok((tool.ok_or_else(|| format!("there is no tool `{name}`"))?, name, arguments))
+    }
+
+    fn result(&self, call: &ToolCall<'_>) -> Result<String, String> {
+        let (tool, name, arguments) = self.tool_of(call.text)?;
+        match tool {
             Tool::Calculator => {
                 let expression = first_text(&arguments);
                 let value =
@@ -127,19 +191,21 @@ impl Tools {
                 }
             }
             Tool::Command => {
+                let ToolCall { episode, columns, .. } = call;
                 let line =
                     json!({"episode": episode, "name": name, "arguments": arguments, "columns": columns});
-                let said = self.ask(&line.to_string());
-                said.inspect_err(|reason| self.failures.add(reason.clone()))
+                let said = self.ask(self.process_of(call), &line.to_string());
+                said.inspect_err(|reason| locked(&self.failures).add(reason.clone()))
                     .map_err(|_| "the tool failed".into())
             }
         }
     }
 
-    /// The text with which the process responds; the process is started anew after a failure.
-    fn ask(&mut self, line: &str) -> Result<String, String> {
+    /// The text with which a process responds; it is started anew after a failure.
+    fn ask(&self, process: usize, line: &str) -> Result<String, String> {
         let command = self.settings.command.as_deref().unwrap_or_default();
-        let mut process = match self.process.take() {
+        let mut place = locked(&self.processes[process]);
+        let mut process = match place.take() {
             Some(process) => process,
             None => Child::start(Command::new("sh").args(["-c", command]))
                 .map_err(|error| format!("`{command}` cannot be started: {error}"))?,
@@ -148,9 +214,14 @@ impl Tools {
         let reply: Map<String, Value> = serde_json::from_str(&reply)
             .map_err(|error| format!("its line is no object with a `text`: {error}"))?;
         let text = reply.get("text").and_then(Value::as_str).ok_or("its line has no `text`")?.to_owned();
-        self.process = Some(process);
+        *place = Some(process);
         Ok(text)
     }
+}
+
+/// The value behind a lock. A thread that panicked left nothing half done in it.
+fn locked<T>(value: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The name of a tool and its arguments.
@@ -195,6 +266,7 @@ mod tests {
             response: mark("said"),
             most: 2,
             command: Some(command.to_owned()),
+            processes: 2,
             limit: Duration::from_millis(milliseconds),
             sandbox: SandboxLimits {
                 time: Duration::from_secs(3),
@@ -206,8 +278,9 @@ mod tests {
         .unwrap()
     }
 
-    fn said(tools: &mut Tools, call: &str) -> (String, bool) {
-        tools.respond(call, "1-2-3", &Map::from_iter([("level".to_owned(), json!(2))]))
+    fn said(tools: &Tools, call: &str) -> (String, bool) {
+        let columns = Map::from_iter([("level".to_owned(), json!(2))]);
+        tools.respond(&[ToolCall { text: call, answer: 3, episode: "1-2-3", columns: &columns }]).remove(0)
     }
 
     #[test]
@@ -225,7 +298,7 @@ mod tests {
 
     #[test]
     fn the_calculator_computes() {
-        let mut tools = tools(&[Tool::Calculator], "");
+        let tools = tools(&[Tool::Calculator], "");
         for (call, expected) in [
             ("calculator: 12*34", "408"),
             (r#"{"name": "calculator", "arguments": {"expression": "(1+2)/4"}}"#, "0.75"),
@@ -235,7 +308,7 @@ mod tests {
             ("command: 1", "error: there is no tool `command`"),
             ("12*34", "error: a call is written as `name: argument`"),
         ] {
-            let (text, is_success) = said(&mut tools, call);
+            let (text, is_success) = said(&tools, call);
             assert_eq!(text, format!("<said>{expected}</said>"), "{call}");
             assert_eq!(is_success, !expected.starts_with("error"), "{call}");
         }
@@ -248,8 +321,8 @@ import json, sys
 for line in sys.stdin:
     row = json.loads(line)
     print(json.dumps({\"text\": row[\"episode\"] + row[\"arguments\"] * row[\"columns\"][\"level\"]}))'";
-        let mut one = tools(&[Tool::Command], program);
-        assert_eq!(said(&mut one, "command: ab"), ("<said>1-2-3abab</said>".to_owned(), true));
+        let one = tools(&[Tool::Command], program);
+        assert_eq!(said(&one, "command: ab"), ("<said>1-2-3abab</said>".to_owned(), true));
         assert_eq!(one.failures().count, 0);
         for (line, reason) in [
             ("exit 1", "it ended"),
@@ -257,17 +330,51 @@ for line in sys.stdin:
             ("yes", "no object"),
             ("yes {}", "no `text`"),
         ] {
-            let mut other = tools_within(&[Tool::Command], line, 700);
+            let other = tools_within(&[Tool::Command], line, 700);
             let failed = ("<said>error: the tool failed</said>".to_owned(), false);
-            assert_eq!(
-                [said(&mut other, "command: a"), said(&mut other, "command: a")],
-                [failed.clone(), failed]
-            );
+            assert_eq!([said(&other, "command: a"), said(&other, "command: a")], [failed.clone(), failed]);
             assert!(
                 other.failures().count == 2 && other.failures().last.contains(reason),
                 "{:?}",
                 other.failures()
             );
         }
+    }
+    #[test]
+    fn calls_run_side_by_side_and_are_answered_in_their_order() {
+        // Two processes meet in a directory, which they could not if one waited for the other.
+        let directory = tempfile::tempdir().unwrap();
+        let program = format!(
+            "python3 -u -c '
+import json, os, sys, time
+for line in sys.stdin:
+    row = json.loads(line)
+    open(os.path.join(\"{}\", str(os.getpid())), \"w\").close()
+    while len(os.listdir(\"{}\")) < 2: time.sleep(0.01)
+    print(json.dumps({{\"text\": row[\"episode\"] + \" \" + str(os.getpid())}}))'",
+            directory.path().display(),
+            directory.path().display(),
+        );
+        let tools = tools(&[Tool::Command, Tool::Calculator], &program);
+        let columns = Map::new();
+        let episodes: Vec<String> = (0..6).map(|answer| format!("answer {answer}")).collect();
+        let calls: Vec<ToolCall<'_>> = episodes
+            .iter()
+            .enumerate()
+            .map(|(answer, episode)| {
+                let text = if answer == 4 { "calculator: 2+3" } else { "command: x" };
+                ToolCall { text, answer, episode, columns: &columns }
+            })
+            .collect();
+        let made = tools.respond(&calls);
+        assert_eq!(tools.failures().count, 0, "{:?}", tools.failures());
+        assert!(made.iter().all(|(_, is_success)| *is_success), "{made:?}");
+        assert_eq!(made[4].0, "<said>5</said>");
+        let process = |answer: usize| -> &str {
+            let text = made[answer].0.strip_prefix(&format!("<said>answer {answer} ")).unwrap();
+            text.strip_suffix("</said>").unwrap()
+        };
+        assert_ne!(process(0), process(1));
+        assert_eq!([process(0), process(1), process(1)], [process(2), process(3), process(5)]);
     }
 }

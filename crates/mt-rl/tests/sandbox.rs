@@ -94,6 +94,9 @@ fn code_that_cheats_or_fails_earns_nothing() {
         "import os\nos.kill(1, 9)\nos._exit(0)",
         "import os\nwhile True:\n    os.fork()",
         "x = [bytearray(1 << 26) for _ in range(1000)]",
+        "import sys, time\nsys.stderr.write('x' * (1 << 26))\ntime.sleep(100)",
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(-1, 9)\ntime.sleep(100)",
+        "import os, time\nos.setpgid(0, 0) if os.fork() else time.sleep(100)\ntime.sleep(100)",
     ];
     for code in codes {
         let began = Instant::now();
@@ -109,7 +112,8 @@ fn hostile_code_reaches_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let secret = tempfile::NamedTempFile::new().unwrap();
+    // In its own `/tmp`, code may write files of any name.
+    let secret = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     std::fs::write(secret.path(), "secret").unwrap();
     let mut victim = Command::new("sleep").arg("60").spawn().unwrap();
     let (file, process) = (secret.path().display(), victim.id());
@@ -129,6 +133,20 @@ fn hostile_code_reaches_nothing() {
         "open('/dev/mark', 'w').write('x')".to_owned(),
         "import os\nos.environ['HOSTNAME_OR_ANY'], os.environ['CARGO_MANIFEST_DIR']".to_owned(),
         "import os\nassert len(os.environ) > 6".to_owned(),
+        // The environment of this test, of which the sandbox's first process keeps none.
+        "assert b'CARGO_MANIFEST_DIR' in open('/proc/1/environ', 'rb').read()".to_owned(),
+        format!("assert '{here}' in open('/proc/1/cmdline').read()"),
+        format!("open('/proc/1/root{file}').read()"),
+        "open('/proc/sysrq-trigger', 'w').write('b')".to_owned(),
+        "open('/proc/sys/kernel/hostname', 'w').write('x')".to_owned(),
+        // Memory outside of processes, and namespaces.
+        "import os\nos.memfd_create('x')".to_owned(),
+        "import ctypes\nassert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0".to_owned(),
+        "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0".to_owned(),
+        "import ctypes\nassert ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0".to_owned(),
+        "import os\nos.setpriority(os.PRIO_PROCESS, 0, -5)".to_owned(),
+        "import os\nos.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))".to_owned(),
+        "[open('/dev/null') for _ in range(100)]".to_owned(),
         format!("import os\nos.kill({process}, 9)"),
         format!("open('/proc/{process}/cmdline').read() or 1 / 0"),
         "import os\nassert len([name for name in os.listdir('/proc') if name.isdigit()]) > 3".to_owned(),
@@ -172,4 +190,18 @@ fn a_program_that_is_not_there_is_a_failure_and_not_a_verdict() {
     assert!(!ran.status.unwrap().success() && ran.output.is_empty(), "{ran:?}");
     let ran = sandbox.run(&["cat"], b"through").unwrap();
     assert!(ran.status.unwrap().success() && ran.output == b"through", "{ran:?}");
+}
+
+#[test]
+fn memory_is_limited_for_all_processes_together() {
+    let Some(mut judge) = judge() else { return };
+    // Each process stays below the limit.
+    let code = "import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        break\nx = b'x' * (200 << 20)\n\
+                time.sleep(100)";
+    let began = Instant::now();
+    assert_eq!(rewards(&mut judge, &[(code, json!("assert True"))]), [Some(0.0)]);
+    assert!(began.elapsed() < LIMITS.time, "{:?}", began.elapsed());
+    // Code within the limit goes on.
+    let code = "import os\nif os.fork() == 0:\n    x = b'x' * (100 << 20)\n    os._exit(0)\nos.wait()";
+    assert_eq!(rewards(&mut judge, &[(code, json!("assert True"))]), [Some(1.0)], "{:?}", judge.failures());
 }

@@ -190,9 +190,21 @@ impl Array {
         if memory == self.memory {
             return Ok(self);
         }
-        let copy = |(device, buffer): (usize, &Buffer)| buffer.copy_to_memory(device, memory.kind());
+        let copy = |(place, buffer): (usize, &Buffer)| {
+            buffer.copy_to_memory(self.sharding.mesh.device(place), memory.kind())
+        };
         let buffers = self.buffers.iter().enumerate().map(copy).collect::<Result<_, _>>()?;
         Ok(Self::from_buffers(runtime, self.ty, self.sharding, memory, buffers))
+    }
+
+    /// A copy on the devices of another mesh. A place of its mesh gets the shard of the same place of this array, or, if the
+    /// array is replicated, the whole of it.
+    pub(crate) fn copied_to(&self, runtime: &Runtime, sharding: &Sharding) -> Result<Self, RuntimeError> {
+        let copy = |place: usize| {
+            let buffer = &self.buffers[place % self.buffers.len()];
+            Ok(buffer.copy_to_memory(sharding.mesh.device(place), Memory::Device.kind())?)
+        };
+        Self::from_each(runtime, self.ty.clone(), sharding, copy)
     }
 
     /// The type of the whole array.

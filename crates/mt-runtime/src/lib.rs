@@ -18,6 +18,7 @@ mod hardware;
 mod hlo;
 mod kernels;
 mod memory;
+mod reshard;
 mod runtime;
 pub mod testing;
 
@@ -35,6 +36,7 @@ pub use mt_pjrt::{
     DeviceMemoryStats, Installation, MemoryUse, NamedValue, OnInstall, PendingHostArray, Platform, Profile,
     ThreadStack, prefer_large_pages, prepare_environment, thread_stacks,
 };
+pub use reshard::{RESHARD_PROGRAM, Resharding};
 pub use runtime::{Runtime, RuntimeOptions, target_of};
 
 /// Discovery and installation of plugins.

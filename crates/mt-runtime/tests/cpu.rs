@@ -4,7 +4,8 @@ use std::{fs, path::Path, sync::Arc};
 
 use mt_ir::{Memory, Program, ProgramValue, TensorType};
 use mt_runtime::{
-    Array, CompileSettings, Executable, Input, Platform, Runtime, RuntimeError, RuntimeOptions, testing,
+    Array, CompileSettings, Executable, Input, Platform, Resharding, Runtime, RuntimeError, RuntimeOptions,
+    testing,
 };
 use mt_shape::{DType, HostArray, Mesh, PartitionSpec, Sharding};
 
@@ -479,4 +480,48 @@ fn collectives_of_loops_are_counted_with_their_turns() {
     };
     assert_eq!(of_kind("all-reduce"), [(1024, 5)], "{collectives:#?}");
     assert_eq!(of_kind("all-gather"), [(1024, 1)], "{collectives:#?}");
+}
+
+#[test]
+fn arrays_move_between_meshes_on_the_devices() {
+    let runtime = testing::cpu(8);
+    let mesh = |axes: &[(&str, usize)], first: usize| {
+        let axes = axes.iter().map(|(name, size)| ((*name).to_owned(), *size));
+        Arc::new(Mesh::new(axes).unwrap().beginning_at(first))
+    };
+    let split = |mesh: &Arc<Mesh>, spec: &[&[&str]]| {
+        let spec = spec.iter().map(|axes| axes.iter().map(|axis| (*axis).to_owned()).collect()).collect();
+        Sharding { mesh: mesh.clone(), spec: PartitionSpec(spec) }
+    };
+    let trainer = mesh(&[("fsdp", 4)], 0);
+    let like = mesh(&[("tensor", 4)], 4);
+    let other = mesh(&[("data", 2), ("tensor", 2)], 4);
+    let (small, one) = (mesh(&[("data", 2)], 6), mesh(&[], 3));
+    let moves: [(&[&[&str]], Sharding); 6] = [
+        (&[&["fsdp"], &[]], split(&like, &[&["tensor"], &[]])),
+        (&[&["fsdp"], &[]], split(&other, &[&[], &["tensor"]])),
+        (&[&["fsdp"], &[]], split(&small, &[&[], &[]])),
+        (&[&[], &["fsdp"]], split(&one, &[&[], &[]])),
+        (&[&[], &[]], split(&other, &[&["data"], &["tensor"]])),
+        (&[&[], &["fsdp"]], split(&trainer, &[&["fsdp"], &[]])),
+    ];
+    let host = iota(DType::F32, &[8, 12]);
+    for (from, to) in moves {
+        let from = split(&trainer, from);
+        let array = Array::from_host(runtime, &host, &from).unwrap();
+        let described = [(array.ty().clone(), from.clone()), (array.ty().clone(), from)];
+        let both = [to.clone(), to.clone()];
+        let settings = CompileSettings::default();
+        let resharding = Resharding::new(runtime, &described, &both, Some(1), &settings).unwrap();
+        let again = Array::from_host(runtime, &host, array.sharding()).unwrap();
+        let moved = resharding.run(&[array, again]).unwrap();
+        for moved in moved {
+            assert_eq!(moved.sharding(), &to);
+            assert_eq!(moved.to_host().unwrap(), host, "to {}", to.spec);
+            for place in 0..to.mesh.num_devices() {
+                let own = moved.shard_to_host(place).unwrap();
+                assert_eq!(own.dims(), to.shard_dims(&[8, 12]), "to {}", to.spec);
+            }
+        }
+    }
 }

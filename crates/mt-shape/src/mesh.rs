@@ -190,6 +190,13 @@ impl Mesh {
         Ok(Self { devices: if is_identity { Vec::new() } else { devices }, ..mesh })
     }
 
+    /// The mesh over consecutive devices, of which the first has this number.
+    #[must_use]
+    pub fn beginning_at(self, first: usize) -> Self {
+        let devices = self.devices().into_iter().map(|device| device + first).collect();
+        Self { devices: if first == 0 { self.devices } else { devices }, ..self }
+    }
+
     /// The mesh of one device, without axes.
     pub fn single() -> Self {
         Self { axes: Vec::new(), devices: Vec::new() }

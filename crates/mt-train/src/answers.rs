@@ -2,9 +2,10 @@
 //!
 //! The engine that generates lies beside this crate, so that the caller of a run passes it as a [`Generator`].
 
-use std::{collections::BTreeSet, error::Error, fmt, sync::Arc};
+use std::{collections::BTreeSet, error::Error, fmt, path::Path, sync::Arc};
 
 use mt_data::{Batch, StudentAnswers, Tokenizer, answers};
+use mt_rl::{RlError, rewards::RewardModel};
 use mt_runtime::Array;
 
 use crate::{TrainError, Trainer};
@@ -82,6 +83,10 @@ pub trait Generator {
 
 /// Creates the generator of a trainer.
 pub type MakeGenerator = Arc<dyn Fn(&Trainer) -> Box<dyn Generator> + Send + Sync>;
+
+/// Loads the reward model in a run, a checkpoint or a Hugging Face directory onto the devices of a trainer.
+pub type LoadRewardModel =
+    Arc<dyn Fn(&Trainer, &Path) -> Result<Box<dyn RewardModel>, RlError> + Send + Sync>;
 
 /// The replacement of answers in a run.
 pub(crate) struct Answering {

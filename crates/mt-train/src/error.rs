@@ -94,6 +94,8 @@ pub enum TrainError {
         "answers of the model in training are requested, but the caller has passed nothing that generates them"
     )]
     NoGenerator,
+    #[error("a reward model is named, but the caller has passed nothing that loads it")]
+    NoRewardModel,
     #[error(
         "the data holds no prompts, because it is not text in columns\nhint: name JSON lines or parquet files with prompts and answers: `hf_path=json hf_train_files=prompts.jsonl`"
     )]
@@ -141,6 +143,7 @@ impl TrainError {
             | Self::NoTeacher
             | Self::StudentWeights { .. }
             | Self::NoGenerator
+            | Self::NoRewardModel
             | Self::NoPrompts
             | Self::NoAnswer { .. }
             | Self::LostRollouts { .. }

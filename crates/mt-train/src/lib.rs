@@ -16,6 +16,7 @@ mod evaluation;
 mod events;
 mod expert_loads;
 mod gradients;
+mod handover;
 mod masks;
 mod measured;
 pub mod metrics;
@@ -48,11 +49,13 @@ mod update;
 mod tests;
 
 pub use answers::{
-    AnswerRequest, AnswerSampling, GenerationError, Generator, GivenAnswer, MakeGenerator, StopRule,
+    AnswerRequest, AnswerSampling, GenerationError, Generator, GivenAnswer, LoadRewardModel, MakeGenerator,
+    StopRule,
 };
 pub use data::{DataRequest, RunData};
 pub use error::TrainError;
 pub use events::{Event, Observer};
+pub use handover::SamplerParameters;
 pub use masks::MaskError;
 pub use measured::PendingMetrics;
 pub use monitor::GoodputSummary;
@@ -60,6 +63,7 @@ pub use plan::{ArgumentBytes, Devices, Intended, TrainPlan};
 pub use planned::{KeptBytes, PlannedArray, StateKind};
 pub use query_key_clip::QueryKeyClipError;
 pub use remedies::Needs;
+pub use rollouts::reward_settings;
 pub use run::{Ending, EvaluationSummary, TrainOptions, TrainReport, table_of_mixture, train};
 pub use saved_logits::{LogitsEnding, LogitsOptions, LogitsReport, save_logits};
 pub use sources_of_data::local_source;

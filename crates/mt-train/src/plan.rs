@@ -41,6 +41,17 @@ impl Devices {
             attributes: runtime.device_attributes(),
         }
     }
+
+    /// The first of these devices.
+    fn first(&self, number: usize) -> Self {
+        let DeviceAttributes { kind, slices, coordinates } = self.attributes.clone();
+        let attributes = DeviceAttributes {
+            kind,
+            slices: slices.map(|slices| slices.into_iter().take(number).collect()),
+            coordinates: coordinates.map(|all| all.into_iter().take(number).collect()),
+        };
+        Self { platform: self.platform, number: number.min(self.number), attributes }
+    }
 }
 
 /// A run's configuration, model and objective, before the devices are known.
@@ -109,6 +120,8 @@ pub struct TrainPlan {
     target: Target,
     pub(crate) topology: Topology,
     pub(crate) placement: Arc<Placement>,
+    /// The placement of the sampler of reinforcement learning, if it has devices of its own.
+    pub(crate) sampler: Option<Arc<Placement>>,
     pub(crate) state_rule: StateRule,
     pub(crate) loss: LossRule,
     /// The weights of a teacher with which the trained model begins.
@@ -134,6 +147,11 @@ impl TrainPlan {
     /// They do not fit the devices.
     pub fn on(intended: Intended, devices: &Devices) -> Result<Self, TrainError> {
         let Intended { settings, model, objective } = intended;
+        let split = settings.rl.device_split(devices.number)?;
+        let devices = &split.map_or_else(|| devices.clone(), |split| devices.first(split.trainer));
+        let samples = split.filter(|_| settings.rl.rollouts_path.is_none());
+        let sampler = samples.map(|split| settings.rl.sampler_placement(&settings.placement, split));
+        let sampler = sampler.transpose()?.map(Arc::new);
         let topology = settings.placement.topology(devices.number, &devices.attributes)?;
         settings.check_devices(&topology)?;
         let placement = Arc::new(settings.placement.placement(&topology)?);
@@ -147,8 +165,19 @@ impl TrainPlan {
         }
         let target = target_of(platform, settings.run.cpu_kernels, settings.run.batch_invariant)?;
         let copied = copied(&settings.distillation, &*model, &loss.frozen, &loss.derived)?;
-        let plan =
-            Self { settings, model, platform, target, topology, placement, state_rule, loss, copied, rows };
+        let plan = Self {
+            settings,
+            model,
+            platform,
+            target,
+            topology,
+            placement,
+            sampler,
+            state_rule,
+            loss,
+            copied,
+            rows,
+        };
         let batch = plan.batch_arrays().into_iter().map(|(_, sharding)| sharding).collect();
         check_state_axes(&plan.placement, &plan.state_rule.layout, batch)?;
         Ok(plan)
@@ -204,6 +233,21 @@ impl TrainPlan {
     /// The models other than the trained one: those of the objective, and the one that computes an array before training.
     pub(crate) fn frozen_models(&self) -> impl Iterator<Item = &FrozenModel> {
         self.loss.frozen.iter().chain(&self.loss.precomputed)
+    }
+
+    /// The number of devices that train.
+    pub(crate) fn num_devices(&self) -> usize {
+        self.topology.num_devices()
+    }
+
+    /// Whether the sampler of reinforcement learning has devices of its own.
+    pub(crate) fn has_own_sampler(&self) -> bool {
+        self.sampler.is_some()
+    }
+
+    /// The mesh and the placement rules of the sampler of reinforcement learning.
+    pub fn sampler_placement(&self) -> &Arc<Placement> {
+        self.sampler.as_ref().unwrap_or(&self.placement)
     }
 
     /// The mesh and the placement rules.

@@ -101,7 +101,7 @@ pub fn save_logits(
     let rows = plan.rows();
     let program = plan.programs().top_logits(frozen, rows, options.top_k)?;
     let _lock = RunLock::acquire(&options.directory)?;
-    let mut data = match (data(&plan, &runtime, options, train, &stop), stop.received()) {
+    let mut data = match (data(&plan, options, train, &stop), stop.received()) {
         (Err(TrainError::Data(DataError::Stopped)), Some(signal)) => {
             return Ok(LogitsReport {
                 ending: LogitsEnding::Stopped { signal },
@@ -160,13 +160,12 @@ fn check_number(top_k: usize, vocab_size: usize) -> Result<(), TrainError> {
 /// Opens the data of the run. The directory takes the place of a run's.
 fn data(
     plan: &TrainPlan,
-    runtime: &Runtime,
     options: &LogitsOptions,
     train: &TrainOptions,
     stop: &StopSignal,
 ) -> Result<Box<dyn BatchSource>, TrainError> {
     let settings = &plan.settings;
-    let schedule = Schedule::new(plan, runtime)?;
+    let schedule = Schedule::new(plan)?;
     let report = |progress| (train.observer)(Event::Progress(progress));
     let is_stopped = || stop.received().is_some();
     let request = DataRequest {

@@ -20,6 +20,7 @@ use crate::{
     copied::copy,
     evaluation::Evaluation,
     events,
+    handover::Handover,
     measured::{BySize, Compile, Measured},
     monitor::{Activity, Timeline},
     objective::{FrozenModel, FrozenSource},
@@ -97,6 +98,7 @@ impl Start<'_> {
             frozen,
             sources: sources.record.clone(),
             next_step: first_step,
+            handover: Handover::default(),
         };
         Ok((trainer, resumed))
     }

@@ -200,11 +200,14 @@ impl Loop {
             Some(answering) => answering.batch(&self.trainer, batch, step)?,
             None => batch,
         };
-        let (batch, of_host) = match &mut self.sampling {
+        let (batch, mut of_host) = match &mut self.sampling {
             Some(sampling) => sampling.batch(&self.trainer, &batch, step)?,
             None => (batch, Vec::new()),
         };
         let metrics = self.trainer.step_checked(&batch)?;
+        if let Some(sampling) = &mut self.sampling {
+            of_host.extend(sampling.sample_beside(&self.trainer, step)?);
+        }
         if let Some(larger) = self.schedule.batches.next_rows(step, steps) {
             self.trainer.prepare(larger);
         }
@@ -424,8 +427,8 @@ impl Loop {
         }
         self.monitor.timeline.begin(before);
         let step_time = done.ended.unwrap_or_else(Instant::now).duration_since(done.began);
-        let num_devices = self.trainer.runtime.num_devices() as f64;
         let plan = self.trainer.plan.clone();
+        let num_devices = plan.num_devices() as f64;
         let [rows, length] = plan.objective().sequences(done.rows);
         let measurements = StepMeasurements {
             step: done.step,

@@ -14,6 +14,7 @@ use serde_json::json;
 use crate::{
     Observer, TrainError, TrainPlan, batch,
     evaluation::Evaluation,
+    handover::Handover,
     measured::{BySize, Measured, PendingMetrics},
     metrics::EvaluationMeasurements,
     monitor::{Timeline, system_clock},
@@ -39,6 +40,7 @@ pub struct Trainer {
     /// The weights that the run uses and does not save, which checkpoints record.
     pub(crate) sources: SourceRecord,
     pub(crate) next_step: u64,
+    pub(crate) handover: Handover,
 }
 
 /// The compiled program of [`Trainer::scores`] for a number of rows.
@@ -218,7 +220,7 @@ impl Trainer {
         });
         let mut metadata = json!({
             "scan_layers": self.plan.settings().model.scan_layers,
-            "num_devices": self.runtime.num_devices(),
+            "num_devices": self.plan.num_devices(),
         });
         if let Some(kernels) = restore::kernels(&self.runtime)? {
             metadata[restore::KERNELS] = kernels.into();

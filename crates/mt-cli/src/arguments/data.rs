@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::Settings;
 use super::clean::{CLEAN, CLEAN_EXAMPLES, DataClean};
+use super::generate::GenerateCommand;
 
 const DATA_SHOW: &str = "\
 Prints training examples as the model sees them: after the chat template, the
@@ -47,9 +48,10 @@ named.";
 const GENERATE: &str = "\
 Writes tasks with verifiable answers for reinforcement learning: JSON lines with
 `prompt` and `answer`, in the files `train.jsonl` and `evaluation.jsonl` of a
-directory. Held-out tasks share their operands with no task of training.
+directory. Held-out tasks share their operands with no task of training. The
+subcommands let a model write training data.
 
-Kinds: `addition`, `subtraction` and `multiplication` of two numbers, `comparison`
+Kinds of tasks: `addition`, `subtraction` and `multiplication` of two numbers, `comparison`
 (the larger one), `chain` (sums and differences of three numbers), and `logic`
 (expressions of `and`, `or` and `not`). The difficulty is the most digits of a
 number, or the depth of an expression.";
@@ -114,9 +116,9 @@ pub enum DataCommand {
     /// Write the largest logits of a teacher, from which students learn without it
     #[command(long_about = SAVE_LOGITS, after_help = SAVE_LOGITS_EXAMPLES)]
     SaveLogits(DataSaveLogits),
-    /// Write arithmetic and logical tasks with their answers
+    /// Write tasks with their answers, or let a model write training data
     #[command(long_about = GENERATE, after_help = GENERATE_EXAMPLES)]
-    Generate(DataGenerate),
+    Generate(Box<DataGenerate>),
     /// Check every record of stored logits
     #[command(long_about = CHECK_LOGITS)]
     CheckLogits(DataCheckLogits),
@@ -138,12 +140,15 @@ pub struct DataShow {
 }
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub struct DataGenerate {
+    #[command(subcommand)]
+    pub by_model: Option<GenerateCommand>,
     /// The kind of task
-    pub kind: String,
+    pub kind: Option<String>,
     /// The directory for the files
     #[arg(long, value_name = "DIRECTORY")]
-    pub directory: PathBuf,
+    pub directory: Option<PathBuf>,
     /// The number of tasks for training
     #[arg(long, value_name = "TASKS", default_value_t = 1000)]
     pub count: usize,

@@ -33,7 +33,7 @@ use crate::{
 pub fn run(command: DataCommand) -> Result<ExitCode, Failure> {
     match command {
         DataCommand::Show(arguments) => show(arguments).map(|()| ExitCode::SUCCESS),
-        DataCommand::Generate(arguments) => generate::run(&arguments).map(|()| ExitCode::SUCCESS),
+        DataCommand::Generate(arguments) => generate::run(*arguments).map(|()| ExitCode::SUCCESS),
         DataCommand::Stats(arguments) => stats::run(arguments).map(|()| ExitCode::SUCCESS),
         DataCommand::Inspect(arguments) => files::inspect(&arguments).map(|()| ExitCode::SUCCESS),
         DataCommand::Convert(arguments) => files::convert(arguments).map(|()| ExitCode::SUCCESS),

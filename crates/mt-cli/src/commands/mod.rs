@@ -159,7 +159,7 @@ fn print_notes(notes: Vec<String>) {
 }
 
 /// Prints notices about loaded weights: skipped checkpoints, and placement.
-fn report_loaded(skipped: &[SkippedStep], notices: &[Notice], placements: Option<&str>) {
+pub fn report_loaded(skipped: &[SkippedStep], notices: &[Notice], placements: Option<&str>) {
     for notice in notices {
         say!("{notice}");
     }

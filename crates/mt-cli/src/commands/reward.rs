@@ -43,21 +43,8 @@ fn score(mut arguments: RewardScore) -> Result<(), Failure> {
              hint: name JSON lines or parquet: `maxtext reward score load_parameters_path=maxtext_output/judge answers.jsonl`",
         ));
     }
-    let (config, found) = decode::configure(keys)?;
-    let load = LoadConfig::from_config(&config)?;
-    if !load.model.use_reward {
-        return Err(Failure::user(format!(
-            "the model is a language model (`use_reward={}`) and has no rewards\nhint: train a reward model from it with `maxtext reward`",
-            config.entry("use_reward").shown()
-        )));
-    }
-    let group = TokenizerGroup::from_config(&config)?;
-    let FoundTokenizer { tokenizer, directory } = found.tokenizer(&group, &load.checkpoint)?;
-    tokenizer.check_vocab_size(load.model.vocab_size)?;
-    let adds = AddedEnds { bos: found.begins_texts(&group, &tokenizer), eos: group.add_eos };
-    let template = directory.as_deref().map(|directory| template_in(directory, &load)).transpose()?.flatten();
-    let separator = config.entry("step_separator").value.as_str().unwrap_or_default();
-    let answers = Answers::new(load.model.reward_type, separator, arguments.columns.as_deref())?;
+    let RewardModelText { load, tokenizer, adds, template, separator } = RewardModelText::open(keys)?;
+    let answers = Answers::new(load.model.reward_type, &separator, arguments.columns.as_deref())?;
     let form = Conversations::with_rewards(answers.columns.clone(), template);
     let records = answers.read(&files)?;
     let sequences = records.encode(&form, &tokenizer, adds, load.model.max_target_length)?;
@@ -82,6 +69,40 @@ fn score(mut arguments: RewardScore) -> Result<(), Failure> {
         }));
     }
     answers.show(&judged)
+}
+
+/// A reward model before its weights are read, and how it reads texts.
+pub struct RewardModelText {
+    pub load: LoadConfig,
+    pub tokenizer: Tokenizer,
+    pub adds: AddedEnds,
+    pub template: Option<ChatTemplate>,
+    /// The text after each step of an answer, of a model that judges steps.
+    pub separator: String,
+}
+
+impl RewardModelText {
+    /// Reads the configuration and the tokenizer of the reward model that keys name.
+    ///
+    /// # Errors
+    /// The keys name no reward model, or its files cannot be read.
+    pub fn open(keys: Vec<String>) -> Result<Self, Failure> {
+        let (config, found) = decode::configure(keys)?;
+        let load = LoadConfig::from_config(&config)?;
+        if !load.model.use_reward {
+            return Err(Failure::user(format!(
+                "the model is a language model (`use_reward={}`) and has no rewards\nhint: train a reward model from it with `maxtext reward`",
+                config.entry("use_reward").shown()
+            )));
+        }
+        let group = TokenizerGroup::from_config(&config)?;
+        let FoundTokenizer { tokenizer, directory } = found.tokenizer(&group, &load.checkpoint)?;
+        tokenizer.check_vocab_size(load.model.vocab_size)?;
+        let adds = AddedEnds { bos: found.begins_texts(&group, &tokenizer), eos: group.add_eos };
+        let template = directory.as_deref().map(|directory| template_in(directory, &load)).transpose()?;
+        let separator = config.entry("step_separator").value.as_str().unwrap_or_default().to_owned();
+        Ok(Self { load, tokenizer, adds, template: template.flatten(), separator })
+    }
 }
 
 /// Whether a word names a file of answers.
@@ -247,13 +268,14 @@ impl Records {
 }
 
 /// The reward of an answer: the mean over the heads of an ensemble, and their standard deviation.
-struct Judged {
-    reward: f64,
+pub struct Judged {
+    pub reward: f64,
     deviation: Option<f64>,
 }
 
 impl Judged {
-    fn of(scores: &[f64]) -> Self {
+    /// From the scores of the heads.
+    pub fn of(scores: &[f64]) -> Self {
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         let reward = mean(scores);
         let squares: Vec<f64> = scores.iter().map(|score| (score - reward).powi(2)).collect();

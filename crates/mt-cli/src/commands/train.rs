@@ -11,7 +11,7 @@ use std::{
 use mt_config::{
     Config, PresetCommand, Request, RunGroup, RunRecord, TrainConfig, table, tokenizer_directory,
 };
-use mt_train::{Ending, GoodputSummary, MakeGenerator, TrainOptions, TrainReport, train};
+use mt_train::{Ending, GoodputSummary, LoadRewardModel, MakeGenerator, TrainOptions, TrainReport, train};
 
 use crate::{
     arguments::{Decode, Settings},
@@ -21,6 +21,7 @@ use crate::{
     console::Console,
     failure::Failure,
     generator::generator,
+    reward_model,
 };
 
 /// Runs `maxtext train`. If a signal stops the run, the exit status is 128 plus the signal's number, as in shells.
@@ -60,7 +61,8 @@ pub fn run_as(
     let console = Console::new(announcement);
     let observer = Arc::new(move |event| console.show(&event));
     let generator = Some::<MakeGenerator>(Arc::new(generator));
-    let options = TrainOptions { observer, repository: repository(), generator };
+    let reward_model = Some::<LoadRewardModel>(Arc::new(reward_model::load));
+    let options = TrainOptions { observer, repository: repository(), generator, reward_model };
     let name = train_config.run.run_name.clone();
     let chat_template = train_config.data.chat_template.as_deref();
     let exam = lesson

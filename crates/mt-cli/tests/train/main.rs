@@ -24,6 +24,8 @@ mod refusals;
 mod resume;
 mod reward;
 mod rl;
+mod rl_models;
+mod rl_written;
 mod saving;
 mod serve;
 mod served_adapters;

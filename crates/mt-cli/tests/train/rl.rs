@@ -41,13 +41,13 @@ grpo_beta: 0.04
 num_epoch: -1
 ";
 
-const PROMPTS: &[&str] = &["hf_train_files=prompts.jsonl", "reward_functions=exact,command", LENGTHS];
+pub const PROMPTS: &[&str] = &["hf_train_files=prompts.jsonl", "reward_functions=exact,command", LENGTHS];
 
 /// A reward that differs between answers of a random model.
 const LENGTHS: &str = "reward_command=python3 -u -c 'import json, sys\n\
     for line in sys.stdin: print(json.dumps({\"reward\": sum(json.loads(line)[\"completion\"].encode()) % 7}))'";
 
-fn sandbox() -> Sandbox {
+pub fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path("rl.yml"), CONFIG).unwrap();
     let row = |number: usize| json!({"prompt": format!("{number}+1="), "answer": (number + 1).to_string()});
@@ -61,12 +61,12 @@ fn command(sandbox: &Sandbox, run: &str, keys: &[&str]) -> Command {
     sandbox.program(&[&["rl", "rl.yml", &name], keys].concat())
 }
 
-fn rl(sandbox: &Sandbox, run: &str, keys: &[&str]) -> Outcome {
+pub fn rl(sandbox: &Sandbox, run: &str, keys: &[&str]) -> Outcome {
     outcome(&mut command(sandbox, run, keys))
 }
 
 /// The lines of a run's file.
-fn rows(sandbox: &Sandbox, path: &str) -> Vec<Value> {
+pub fn rows(sandbox: &Sandbox, path: &str) -> Vec<Value> {
     let text = fs::read_to_string(sandbox.path(path)).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

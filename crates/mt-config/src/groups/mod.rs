@@ -28,6 +28,7 @@ mod remat;
 mod reward;
 mod rollouts;
 mod run;
+mod sampler;
 mod saving;
 mod serve;
 mod space;
@@ -86,6 +87,7 @@ pub use run::{
     BroughtTokenizer, CheckpointGroup, DebugGroup, DecodeGroup, LogitsGroup, RunGroup, run_directory_of,
     saved_config_path, token_numbers_path, tokenizer_directory,
 };
+pub use sampler::DeviceSplit;
 pub use saving::{SavePeriod, SavingGroup};
 pub use serve::ServeGroup;
 pub use space::{OptimizerSpace, gpt3_of_pax, is_gemma_of_kaggle, is_published_model};

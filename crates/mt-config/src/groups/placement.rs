@@ -367,6 +367,31 @@ impl PlacementGroup {
         Ok(Placement::new(self.mesh(devices)?, self.rules()))
     }
 
+    /// The placement on consecutive devices, of which the first has the number `first`, split over the mesh axes with
+    /// these sizes. The other axes split nothing.
+    ///
+    /// # Errors
+    /// `mesh_axes` lacks an axis that splits.
+    pub(super) fn on_devices(&self, first: usize, sizes: &[(&str, usize)]) -> Result<Placement, ConfigError> {
+        let lacking =
+            sizes.iter().find(|(axis, size)| *size > 1 && !self.mesh_axes.iter().any(|own| own == axis));
+        if let Some((axis, size)) = lacking {
+            return Err(Problem::inconsistent(
+                format!(
+                    "the sampler splits its devices into {size} along `{axis}`, but `mesh_axes` ({}) has no `{axis}`",
+                    self.mesh_axes_origin
+                ),
+                format!("add `{axis}` to `mesh_axes`, or split along other axes with `rollout_*_parallelism`"),
+            )
+            .into());
+        }
+        let size = |axis: &String| sizes.iter().find(|(name, _)| name == axis).map_or(1, |(_, size)| *size);
+        let axes = self.mesh_axes.iter().map(|axis| (axis.clone(), size(axis)));
+        let mesh =
+            Mesh::new(axes).map_err(|error| Problem::inconsistent(error.to_string(), "name other axes"))?;
+        Ok(Placement::new(mesh.beginning_at(first), self.rules()))
+    }
+
     /// The group for evaluation: with the mesh and rules of `custom_mesh_and_rule_for_eval`, and with the rules of
     /// `logical_axis_rules_for_eval`. Axes that only the training mesh has split nothing in evaluation.
     pub fn for_evaluation(&self) -> Self {

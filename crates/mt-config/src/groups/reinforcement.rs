@@ -64,9 +64,19 @@ group! {
         off_policy_steps: u64,
         decode_sampling_temperature: f64,
         reference_path: Option<PathBuf>,
+        trainer_devices_fraction: f64,
+        sampler_devices_fraction: f64,
+        rollout_data_parallelism: i64,
+        rollout_tensor_parallelism: i64,
+        rollout_expert_parallelism: i64,
+        reshard_chunk_size: Option<usize>,
     }
     besides {
         beta_is_given: bool = |config, _| Some(config.entry("grpo_beta").origin.is_given()),
+        fractions_are_given: bool = |config, _| {
+            let is_given = |key: &str| config.entry(key).origin.is_given();
+            Some(is_given("trainer_devices_fraction") || is_given("sampler_devices_fraction"))
+        },
         aggregation_is_given: bool = |config, _| Some(config.entry("loss_agg_mode").origin.is_given()),
     }
 }
@@ -216,6 +226,7 @@ impl RlGroup {
         self.check_sampling(config, problems);
         self.check_batches(config, problems);
         self.check_rewards(config, problems);
+        self.check_devices_of_sampler(config, problems);
         self.check_values(config, problems);
         let stated = |key: &str| config.stated(key);
         let algorithm = self.loss_algo;

@@ -27,6 +27,7 @@ group! {
         reward_functions: String,
         reward_command: Option<String>,
         reward_url: Option<String>,
+        reward_model_path: Option<PathBuf>,
         reward_functions_path: Option<PathBuf>,
         code_tests_column: String,
         sandbox_memory_mb: u64,
@@ -35,6 +36,7 @@ group! {
         tools: String,
         tool_command: Option<String>,
         max_tool_calls: usize,
+        tool_processes: usize,
         tool_start_token: String,
         tool_end_token: String,
         tool_response_start_token: String,
@@ -76,6 +78,7 @@ const FUNCTIONS: &[&str] = &[
     "command",
     "endpoint",
     "code",
+    "model",
 ];
 
 /// The strategy that draws the most probable tokens.
@@ -91,7 +94,9 @@ impl RolloutGroup {
         }
         let command = self.reward_command.as_ref().map(|_| "command");
         let endpoint = self.reward_url.as_ref().map(|_| "endpoint");
-        ["format_exact", "format_partial", "answer"].into_iter().chain(command).chain(endpoint).collect()
+        let model = self.reward_model_path.as_ref().map(|_| "model");
+        let built_in = ["format_exact", "format_partial", "answer"].into_iter();
+        built_in.chain(command).chain(endpoint).chain(model).collect()
     }
 
     /// The names of the functions in `reward_functions_path`.
@@ -140,6 +145,7 @@ impl RolloutGroup {
         for (name, key, is_set) in [
             ("command", "reward_command", self.reward_command.is_some()),
             ("endpoint", "reward_url", self.reward_url.is_some()),
+            ("model", "reward_model_path", self.reward_model_path.is_some()),
         ] {
             if names(name) != is_set {
                 problems.push(Problem::inconsistent(

@@ -317,9 +317,20 @@ pub(super) const GROUP: KeyGroup = KeyGroup {
         Key::text(
             "tool_command",
             "",
-            "Command line of the process of the tool `command`. It reads a JSON object on each line, with `episode`, \
-             `arguments` and `columns`, and writes one with `text` in return.",
+            "Command line of the processes of the tool `command`. Each reads a JSON object on each line, with `episode`, \
+             `name`, `arguments` and `columns`, and writes one with `text` in return.",
         )
+        .only_with("tools", &[])
+        .acts_on(SUBJECT)
+        .own(),
+        Key::integer(
+            "tool_processes",
+            4,
+            "Number of processes of `tool_command`, which answer calls side by side. All calls of an answer go to the \
+             same one.",
+        )
+        .at_least(1.0)
+        .at_most(1024.0)
         .only_with("tools", &[])
         .acts_on(SUBJECT)
         .own(),
@@ -363,10 +374,11 @@ pub(super) const GROUP: KeyGroup = KeyGroup {
         .may_change(),
         Key::optional_integer(
             "reshard_chunk_size",
-            "Number of weights that move from trainer to sampler at once; all of them if none.",
+            "Number of weights that move from trainer to sampler at once, if each has devices of its own; all of them if \
+             none. Each device holds these weights whole while they move.",
         )
         .at_least(1.0)
-        .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
+        .only_with("use_rl", &[])
         .acts_on("placement")
         .may_change(),
     ],

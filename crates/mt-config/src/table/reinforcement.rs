@@ -27,21 +27,22 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "trainer_devices_fraction",
                 0.5,
-                "Share of the devices that train during reinforcement learning.",
+                "Share of the devices that train during reinforcement learning: the first ones. If neither this key nor \
+                 `sampler_devices_fraction` is set, all devices train and generate answers by turns.",
             )
             .at_least(0.0)
             .at_most(1.0)
-            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
+            .only_with("use_rl", &[])
             .acts_on("placement")
             .may_change(),
             Key::float(
                 "sampler_devices_fraction",
                 0.5,
-                "Share of the devices that generate answers during reinforcement learning.",
+                "Share of the devices that generate answers during reinforcement learning: the last ones.",
             )
             .at_least(0.0)
             .at_most(1.0)
-            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
+            .only_with("use_rl", &[])
             .acts_on("placement")
             .may_change(),
             Key::integer("chips_per_vm", 4, "Number of accelerator chips in one virtual machine.")
@@ -84,8 +85,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  allow.",
             )
             .at_least(-1.0)
-            .neutral(&[Literal::Integer(1)])
-            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
+            .only_with("use_rl", &[])
             .acts_on("placement")
             .may_change(),
             Key::integer(
@@ -95,8 +95,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  remaining.",
             )
             .at_least(-1.0)
-            .neutral(&[Literal::Integer(1)])
-            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
+            .only_with("use_rl", &[])
             .acts_on("placement")
             .may_change(),
             Key::integer(
@@ -106,7 +105,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  remaining.",
             )
             .at_least(-1.0)
-            .refused(features::ROLLOUTS_ON_OTHER_DEVICES)
+            .only_with("use_rl", &[])
             .acts_on("placement")
             .may_change(),
             Key::integer("inference_replicas", 1, "Copies of the inference engine that generate answers.")
@@ -562,9 +561,9 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "reward_functions",
                 "",
                 "Names of the functions whose rewards are added up, separated by commas: `format_exact`, \
-                 `format_partial`, `answer`, `exact`, `numeric`, `math`, `overlong`, `command`, `endpoint` and `code`, and \
-                 those of `reward_functions_path`; the first three, and `command` with `reward_command` or `endpoint` with \
-                 `reward_url`, if empty.",
+                 `format_partial`, `answer`, `exact`, `numeric`, `math`, `overlong`, `command`, `endpoint`, `code` and \
+                 `model`, and those of `reward_functions_path`; the first three, and `command` with `reward_command`, \
+                 `endpoint` with `reward_url` or `model` with `reward_model_path`, if empty.",
             )
             .only_with("use_rl", &[])
             .acts_on("reinforcement learning"),
@@ -587,6 +586,14 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .acts_on("reinforcement learning")
             .own(),
             Key::text(
+                "reward_model_path",
+                "",
+                "Run, checkpoint or Hugging Face directory of a reward model that judges answers for the function `model`.",
+            )
+            .only_with("use_rl", &[])
+            .acts_on("reinforcement learning")
+            .own(),
+            Key::text(
                 "code_tests_column",
                 "tests",
                 "Column with the tests of a prompt for the reward `code`: a script in Python, or a list of scripts and of \
@@ -595,7 +602,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .only_with("use_rl", &[])
             .acts_on("reinforcement learning")
             .own(),
-            Key::integer("sandbox_memory_mb", 1024, "Megabytes of address space of each process in the sandbox for code.")
+            Key::integer(
+                "sandbox_memory_mb",
+                1024,
+                "Megabytes of address space of each process in the sandbox for code, and of memory of all its processes \
+                 together.",
+            )
                 .at_least(64.0)
                 .only_with("use_rl", &[])
                 .acts_on("reinforcement learning")

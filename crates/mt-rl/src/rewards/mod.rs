@@ -3,9 +3,11 @@
 mod child;
 mod code;
 mod command;
+mod confinement;
 mod endpoint;
 mod format;
 mod functions;
+mod model;
 mod outcome;
 mod python;
 mod sandbox;
@@ -17,6 +19,7 @@ pub use command::{CommandReward, CommandSettings};
 pub use endpoint::{EndpointSettings, Url};
 pub use format::Marks;
 pub use functions::{AnswerRewards, Overlong};
+pub use model::RewardModel;
 pub use outcome::Failures;
 pub use python::PythonSettings;
 pub use sandbox::{Ran, Sandbox, SandboxLimits};
@@ -25,6 +28,7 @@ pub(crate) use child::Child;
 
 use code::CodeReward;
 use endpoint::EndpointReward;
+use model::ModelReward;
 use outcome::Outcome;
 use python::PythonReward;
 
@@ -66,11 +70,13 @@ pub enum Function {
     Endpoint,
     /// The share of a prompt's tests that the code passes.
     Code,
+    /// A reward model.
+    Model,
 }
 
 impl Function {
     /// All functions with their names in configurations and records.
-    pub const ALL: [(&'static str, Self); 10] = [
+    pub const ALL: [(&'static str, Self); 11] = [
         ("format_exact", Self::FormatExact),
         ("format_partial", Self::FormatPartial),
         ("answer", Self::Answer),
@@ -81,6 +87,7 @@ impl Function {
         ("command", Self::Command),
         ("endpoint", Self::Endpoint),
         ("code", Self::Code),
+        ("model", Self::Model),
     ];
 
     /// The function of this name.
@@ -98,9 +105,9 @@ impl Function {
         matches!(self, Self::Answer | Self::Exact | Self::Numeric | Self::Math)
     }
 
-    /// Whether the function runs outside of this program.
+    /// Whether the function may fail: a program of the user, code, or a model.
     fn is_external(self) -> bool {
-        matches!(self, Self::Command | Self::Endpoint | Self::Code)
+        matches!(self, Self::Command | Self::Endpoint | Self::Code | Self::Model)
     }
 }
 
@@ -143,6 +150,7 @@ pub struct Judge {
     command: Option<CommandReward>,
     endpoint: Option<EndpointReward>,
     code: Option<CodeReward>,
+    model: Option<ModelReward>,
     python: Option<PythonReward>,
 }
 
@@ -157,8 +165,15 @@ impl Judge {
             endpoint: settings.endpoint.clone().map(EndpointReward::new),
             code: settings.code.clone().map(CodeReward::open).transpose()?,
             python: settings.python.clone().map(PythonReward::start).transpose()?,
+            model: None,
             settings,
         })
+    }
+
+    /// The same judge with the reward model of the function [`Function::Model`].
+    #[must_use]
+    pub fn with_model(self, model: Box<dyn RewardModel>) -> Self {
+        Self { model: Some(ModelReward::new(model)), ..self }
     }
 
     /// The functions.
@@ -169,7 +184,7 @@ impl Judge {
     /// Judges answers. Functions of the user that fail are counted and stop nothing.
     ///
     /// # Errors
-    /// The process of the user cannot be started at all.
+    /// The process of the user cannot be started at all, or the devices fail.
     pub fn judge(&mut self, answers: &[Judged<'_>]) -> Result<Vec<Verdict>, RlError> {
         let mut verdicts: Vec<Verdict> = answers.iter().map(|answer| self.verdict(answer)).collect();
         for (name, outcomes) in self.outcomes(answers)? {
@@ -187,7 +202,7 @@ impl Judge {
         Ok(verdicts)
     }
 
-    /// The outcomes of the functions outside of this program, by their names.
+    /// The outcomes of the functions that may fail, by their names.
     fn outcomes(&mut self, answers: &[Judged<'_>]) -> Result<Vec<(String, Vec<Outcome>)>, RlError> {
         let mut made = Vec::new();
         if let Some(command) = &mut self.command {
@@ -199,6 +214,9 @@ impl Judge {
         if let Some(code) = &mut self.code {
             made.push((Function::Code.name().to_owned(), code.rewards(answers, &self.settings.marks)));
         }
+        if let Some(model) = &mut self.model {
+            made.push((Function::Model.name().to_owned(), model.rewards(answers)?));
+        }
         if let Some(python) = &mut self.python {
             for (name, _) in python.functions().to_vec() {
                 let outcomes = python.rewards(&name, answers)?;
@@ -208,14 +226,15 @@ impl Judge {
         Ok(made)
     }
 
-    /// The failures of each function outside of this program so far, by its name.
+    /// The failures of each function that may fail so far, by its name.
     pub fn failures(&self) -> Vec<(String, Failures)> {
         let of = |function: Function, failures: &Failures| (function.name().to_owned(), failures.clone());
         let command = self.command.iter().map(|command| of(Function::Command, &command.failures));
         let endpoint = self.endpoint.iter().map(|endpoint| of(Function::Endpoint, &endpoint.failures));
         let code = self.code.iter().map(|code| of(Function::Code, &code.failures));
+        let model = self.model.iter().map(|model| of(Function::Model, &model.failures));
         let python = self.python.iter().flat_map(|python| python.failures.clone());
-        let all = command.chain(endpoint).chain(code).chain(python);
+        let all = command.chain(endpoint).chain(code).chain(model).chain(python);
         all.filter(|(_, failures)| failures.count > 0).collect()
     }
 
@@ -252,7 +271,7 @@ impl Judge {
                 Function::Numeric => functions::numeric(answer.answer?, answer.completion),
                 Function::Math => f64::from(u8::from(is_correct?)),
                 Function::Overlong => settings.overlong.penalty(answer.tokens),
-                Function::Command | Function::Endpoint | Function::Code => return None,
+                Function::Command | Function::Endpoint | Function::Code | Function::Model => return None,
             })
         };
         let functions = self.settings.functions.iter().map(|(function, _)| *function);
@@ -360,5 +379,31 @@ mod tests {
         assert_eq!((made[0].is_correct, made[1].is_correct), (Some(true), None));
         let mut judge = Judge::new(settings(&[(Function::Exact, 1.0)])).unwrap();
         assert_eq!(judge.judge(&[judged(None)]).unwrap()[0].total, None);
+    }
+
+    #[test]
+    fn a_reward_model_judges_beside_functions() {
+        struct Lengths;
+        impl RewardModel for Lengths {
+            fn rewards(&mut self, answers: &[Judged<'_>]) -> Result<Vec<Result<f64, String>>, RlError> {
+                let reward = |answer: &Judged<'_>| match answer.tokens {
+                    0 => Ok(f64::NAN),
+                    tokens if tokens > 9 => Err("it is too long".to_owned()),
+                    tokens => Ok(tokens as f64),
+                };
+                Ok(answers.iter().map(reward).collect())
+            }
+        }
+        let columns = serde_json::Map::new();
+        let judged =
+            |tokens| Judged { prompt: "", completion: "4", answer: Some("4"), tokens, columns: &columns };
+        let weighted = [(Function::Exact, 1.0), (Function::Model, 0.5)];
+        let mut judge = Judge::new(settings(&weighted)).unwrap().with_model(Box::new(Lengths));
+        let made = judge.judge(&[judged(3), judged(0), judged(10)]).unwrap();
+        let totals: Vec<Option<f64>> = made.iter().map(|verdict| verdict.total).collect();
+        assert_eq!(totals, [Some(2.5), Some(1.0), Some(1.0)]);
+        assert_eq!(made[1].rewards["model"], None);
+        let [(name, failures)] = &judge.failures()[..] else { panic!("one function fails") };
+        assert_eq!((name.as_str(), failures.count, failures.last.as_str()), ("model", 2, "it is too long"));
     }
 }

@@ -4,24 +4,30 @@
 //! Code never runs outside of it: where the sandbox cannot be had, there is none ([`Sandbox::open`]).
 
 use std::{
-    fs,
+    env, fs,
     io::{ErrorKind, Read, Write},
     os::unix::process::CommandExt,
     path::Path,
     process::{Command, ExitStatus, Stdio},
-    sync::mpsc::sync_channel,
+    sync::{
+        Arc,
+        mpsc::{RecvTimeoutError, sync_channel},
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use super::child::{self, MOST};
+use super::{
+    child::{self, MOST},
+    confinement::{CallFilter, resident_bytes},
+};
 
 /// The limits of a program in the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SandboxLimits {
     /// The time by the clock, and of the processor.
     pub time: Duration,
-    /// The bytes of address space of each process.
+    /// The bytes of address space of each process, and of memory of all processes together.
     pub memory: u64,
     pub processes: u64,
     /// The bytes of each file, and of all files together.
@@ -33,6 +39,9 @@ pub struct SandboxLimits {
 pub struct Sandbox {
     limits: SandboxLimits,
     is_root: bool,
+    /// Whether this `bwrap` can forbid further namespaces.
+    has_last_namespace: bool,
+    filter: Arc<CallFilter>,
 }
 
 /// The result of a program.
@@ -40,7 +49,7 @@ pub struct Sandbox {
 pub struct Ran {
     /// Its output, up to a limit.
     pub output: Vec<u8>,
-    /// `None` if it was ended because of its time or its output.
+    /// `None` if it was ended because of its time, its output or its memory.
     pub status: Option<ExitStatus>,
 }
 
@@ -50,6 +59,15 @@ const INSTALL: &str = "hint: install the packages `bubblewrap` and `util-linux`,
 /// The user that has no files, as which code of the superuser's run runs. Limits on processes do not hold for the
 /// superuser.
 const NOBODY: &str = "65534";
+
+/// Opens the filter of system calls as a file that `bwrap` inherits.
+const WITH_FILTER: &str = "exec 9<\"$1\" || exit; shift; exec \"$@\"";
+
+/// The time between two looks at a program.
+const LOOK: Duration = Duration::from_millis(4);
+
+/// The looks at a program for each look at its memory.
+const LOOKS_AT_MEMORY: u32 = 5;
 
 /// Directories of the system, which are programs and libraries or links to them.
 const SYSTEM: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
@@ -62,14 +80,31 @@ impl Sandbox {
     pub fn open(limits: SandboxLimits) -> Result<Self, String> {
         // The superuser's files are otherwise readable in the sandbox's own view of them.
         let is_root = rustix::process::geteuid().is_root();
-        let sandbox = Self { limits, is_root };
-        let tried = sandbox.command(&["true"]).stdin(Stdio::null()).output();
-        let tried = tried.map_err(|error| match error.kind() {
-            ErrorKind::NotFound => format!("there is no `{}`\n{INSTALL}", sandbox.first()),
-            _ => format!("`{}` cannot be started: {error}\n{INSTALL}", sandbox.first()),
+        let filter = CallFilter::create()
+            .map_err(|error| format!("the filter of system calls cannot be written: {error}"))?;
+        let mut sandbox = Self { limits, is_root, has_last_namespace: true, filter: Arc::new(filter) };
+        sandbox.try_once().or_else(|_| {
+            // Before version 0.8, `bwrap` does not know the option.
+            sandbox.has_last_namespace = false;
+            sandbox.try_once()
         })?;
+        Ok(sandbox)
+    }
+
+    /// Runs a program that does nothing.
+    fn try_once(&self) -> Result<(), String> {
+        for needed in [self.first(), "prlimit"] {
+            let found =
+                Command::new(needed).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+            found.map_err(|error| match error.kind() {
+                ErrorKind::NotFound => format!("there is no `{needed}`\n{INSTALL}"),
+                _ => format!("`{needed}` cannot be started: {error}\n{INSTALL}"),
+            })?;
+        }
+        let tried = self.command(&["true"]).stdin(Stdio::null()).output();
+        let tried = tried.map_err(|error| format!("`sh` cannot be started: {error}"))?;
         if tried.status.success() {
-            return Ok(sandbox);
+            return Ok(());
         }
         let text = String::from_utf8_lossy(&tried.stderr);
         let reason = text.trim().lines().last().unwrap_or_default();
@@ -85,14 +120,20 @@ impl Sandbox {
     fn command(&self, program: &[&str]) -> Command {
         let SandboxLimits { time, memory, processes, files } = self.limits;
         let seconds = time.as_secs_f64().ceil().max(1.0) as u64;
-        let mut command = Command::new(self.first());
+        let mut command = Command::new("sh");
+        // The first process of the sandbox keeps the environment with which `bwrap` starts, where code could read it.
+        command.env_clear().env("PATH", env::var_os("PATH").unwrap_or_default());
+        command.args(["-c", WITH_FILTER, "sh"]).arg(self.filter.path()).arg(self.first());
         let mut add = |words: &str| {
             command.args(words.split_whitespace());
         };
         if self.is_root {
             add(&format!("--reuid {NOBODY} --regid {NOBODY} --clear-groups --no-new-privs -- bwrap"));
         }
-        add("--unshare-user --unshare-all --die-with-parent --new-session --clearenv");
+        if self.has_last_namespace {
+            add("--disable-userns");
+        }
+        add("--seccomp 9 --unshare-user --unshare-all --die-with-parent --new-session --clearenv");
         add("--setenv PATH /usr/bin:/bin --setenv HOME /tmp --setenv LANG C.UTF-8");
         add(&format!("--uid {NOBODY} --gid {NOBODY} --cap-drop ALL --hostname sandbox"));
         command.args(["--ro-bind", "/usr", "/usr"]);
@@ -113,7 +154,7 @@ impl Sandbox {
         add("--remount-ro /dev --remount-ro / --");
         // Set here, the limit on processes counts those of this sandbox alone.
         add(&format!(
-            "prlimit --cpu={seconds} --as={memory} --nproc={processes} --fsize={files} --nofile=256 --core=0 --"
+            "prlimit --cpu={seconds} --as={memory} --nproc={processes} --fsize={files} --nofile=64 --core=0 --"
         ));
         command.args(program);
         command
@@ -145,20 +186,31 @@ impl Sandbox {
             let _ = from.take(MOST + 1).read_to_end(&mut output);
             let _ = sender.send(output);
         });
-        let rest = until.saturating_duration_since(Instant::now());
-        let mut output = received.recv_timeout(rest);
-        let is_flood = output.as_ref().is_ok_and(|output| output.len() as u64 > MOST);
-        let mut status = None;
-        while output.is_ok() && !is_flood && status.is_none() && Instant::now() < until {
-            status = process.try_wait()?;
-            if status.is_none() {
-                thread::sleep(Duration::from_millis(2));
+        let (mut output, mut status) = (None, None);
+        let mut looks = 0_u32;
+        while Instant::now() < until {
+            match output.as_ref() {
+                None => match received.recv_timeout(LOOK) {
+                    Ok(text) => output = Some(text),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => output = Some(Vec::new()),
+                },
+                Some(text) if text.len() as u64 > MOST => break,
+                Some(_) => {
+                    status = process.try_wait()?;
+                    if status.is_some() {
+                        break;
+                    }
+                    thread::sleep(LOOK);
+                }
+            }
+            looks += 1;
+            if looks.is_multiple_of(LOOKS_AT_MEMORY) && resident_bytes(process.id()) > self.limits.memory {
+                break;
             }
         }
         child::end(&mut process);
-        if output.is_err() {
-            output = received.recv_timeout(Duration::from_secs(1));
-        }
+        let output = output.or_else(|| received.recv_timeout(Duration::from_secs(1)).ok());
         Ok(Ran { output: output.unwrap_or_default(), status })
     }
 }

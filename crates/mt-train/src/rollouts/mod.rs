@@ -121,7 +121,7 @@ fn sandbox_limits(settings: &RolloutGroup) -> SandboxLimits {
 ///
 /// # Errors
 /// The address of an endpoint cannot be used.
-fn reward_settings(keys: &RlGroup, settings: &RolloutGroup) -> Result<RewardSettings, TrainError> {
+pub fn reward_settings(keys: &RlGroup, settings: &RolloutGroup) -> Result<RewardSettings, TrainError> {
     let weights = keys.weights();
     let weight = |function: &str| weights.get(function).copied().unwrap_or(1.0);
     let (limit, retries) = (limit(settings), settings.reward_retries);

@@ -103,7 +103,7 @@ impl Sampling {
         // A run that begins anew may have been killed while it wrote the first of them.
         let kept = if next == 0 { 0 } else { next + keys.off_policy_steps };
         let log_path = run_directory.join(ROLLOUTS);
-        let rewards = reward_settings(&keys, &settings.rollouts)?;
+        let judge = judge(trainer, options)?;
         Ok(Some(Self {
             rules: rules(&keys),
             shape: RowShape {
@@ -112,7 +112,7 @@ impl Sampling {
                 vocab_size: settings.data.vocab_size,
             },
             settings: settings.rollouts.clone(),
-            judge: Judge::new(rewards)?,
+            judge,
             tools: turns::tools(&settings.rollouts)?,
             generator: make(trainer),
             log: RolloutLog::open(&log_path, kept)?,
@@ -153,11 +153,37 @@ impl Sampling {
         let batch = &self.batches[&number];
         let first = within as usize % self.order.mini_batches * self.order.rows;
         let rows = batch.rows(first..first + self.order.rows, self.shape)?;
-        let named = measured.into_iter().map(|(name, value)| match name.starts_with(names::PERFORMANCE) {
-            true => (name, value),
-            false => (format!("{}{name}", names::TRAINING), value),
-        });
-        Ok((rows, named.collect()))
+        if within == 0 && self.samples_beside(trainer) {
+            trainer.hold_sampler_parameters()?;
+        }
+        Ok((rows, named(measured)))
+    }
+
+    /// Samples answers ahead while `step`, which has begun, trains on other devices. The weights are those before the
+    /// step, as if the answers had been sampled before it.
+    pub fn sample_beside(&mut self, trainer: &Trainer, step: u64) -> Result<Vec<HostMetric>, TrainError> {
+        let (number, within) = (step / self.order.steps(), step % self.order.steps());
+        if within > 0 || !self.samples_beside(trainer) {
+            return Ok(Vec::new());
+        }
+        let next = number + self.keys.off_policy_steps;
+        let mut measured = Vec::new();
+        if next < self.end
+            && let Some(numbers) = self.order.numbers(self.train.prompts.len(), next)
+        {
+            self.sample_or_read(trainer, (numbers, next), &mut measured)?;
+        }
+        trainer.release_sampler_parameters();
+        Ok(named(measured))
+    }
+
+    /// Whether the last batch of those that are sampled ahead is sampled while a step trains: on devices of the sampler's
+    /// own, unless the trainer's model values the answers.
+    fn samples_beside(&self, trainer: &Trainer) -> bool {
+        self.keys.off_policy_steps > 0
+            && trainer.plan().has_own_sampler()
+            && self.rules.penalty.is_none()
+            && !self.rules.with_values
     }
 
     /// Samples the answers of a batch with the present weights, and those of the batches that follow as far as the weights
@@ -169,21 +195,33 @@ impl Sampling {
         measured: &mut Vec<HostMetric>,
     ) -> Result<(), TrainError> {
         let size = self.train.prompts.len();
-        let last = (number + self.keys.off_policy_steps).min(self.end.saturating_sub(1)).max(number);
+        let ahead = self.keys.off_policy_steps - u64::from(self.samples_beside(trainer));
+        let last = (number + ahead).min(self.end.saturating_sub(1)).max(number);
         let mut wanted = vec![(numbers, number)];
         for next in number + 1..=last {
             wanted.extend(self.order.numbers(size, next).map(|numbers| (numbers, next)));
         }
         for (numbers, number) in wanted {
-            if self.batches.contains_key(&number) {
-                continue;
-            }
-            let batch = match self.log.has(number) {
-                true => self.recorded((numbers, number), None)?,
-                false => self.sample(trainer, &numbers, number, measured)?,
-            };
-            self.batches.insert(number, batch);
+            self.sample_or_read(trainer, (numbers, number), measured)?;
         }
+        Ok(())
+    }
+
+    /// Samples the answers of a batch, unless they are known.
+    fn sample_or_read(
+        &mut self,
+        trainer: &Trainer,
+        (numbers, number): (Vec<usize>, u64),
+        measured: &mut Vec<HostMetric>,
+    ) -> Result<(), TrainError> {
+        if self.batches.contains_key(&number) {
+            return Ok(());
+        }
+        let batch = match self.log.has(number) {
+            true => self.recorded((numbers, number), None)?,
+            false => self.sample(trainer, &numbers, number, measured)?,
+        };
+        self.batches.insert(number, batch);
         Ok(())
     }
 
@@ -390,7 +428,7 @@ impl Sampling {
         let began = Instant::now();
         let turns = turns::answers(
             (&*self.generator, trainer, &*self.tokenizer),
-            self.tools.as_mut(),
+            self.tools.as_ref(),
             (prompts, samples),
             sampling,
             measured,
@@ -435,7 +473,7 @@ impl Sampling {
     fn report_failures(&mut self) {
         let rewards = self.judge.failures().into_iter();
         let rewards = rewards.map(|(function, failures)| (format!("the reward `{function}`"), failures));
-        let tools = self.tools.iter().map(|tools| ("`tool_command`".to_owned(), tools.failures().clone()));
+        let tools = self.tools.iter().map(|tools| ("`tool_command`".to_owned(), tools.failures()));
         for (name, Failures { count, last }) in
             rewards.chain(tools.filter(|(_, failures)| failures.count > 0))
         {
@@ -449,11 +487,29 @@ impl Sampling {
     }
 }
 
+/// The judge of a run's answers.
+fn judge(trainer: &Trainer, options: &TrainOptions) -> Result<Judge, TrainError> {
+    let settings = trainer.plan().settings();
+    let judge = Judge::new(reward_settings(&settings.rl, &settings.rollouts)?)?;
+    let Some(path) = &settings.rollouts.reward_model_path else { return Ok(judge) };
+    let make = options.reward_model.as_ref().ok_or(TrainError::NoRewardModel)?;
+    Ok(judge.with_model(make(trainer, path)?))
+}
+
 /// The tokens that a tokenizer knows. The model may have more of them. All are sampled, so that the trainer computes the
 /// same probabilities, but the others have no text.
 pub(super) fn known_tokens(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<u32> {
     let known = tokenizer.vocab_size();
     tokens.iter().copied().filter(|token| (*token as usize) < known).collect()
+}
+
+/// Metrics of the host under their full names.
+fn named(measured: Vec<HostMetric>) -> Vec<HostMetric> {
+    let named = measured.into_iter().map(|(name, value)| match name.starts_with(names::PERFORMANCE) {
+        true => (name, value),
+        false => (format!("{}{name}", names::TRAINING), value),
+    });
+    named.collect()
 }
 
 /// Adds to a metric.

@@ -2,7 +2,7 @@
 
 use mt_config::RolloutGroup;
 use mt_data::Tokenizer;
-use mt_rl::{Prompt, RlError, Tool, ToolSettings, Tools, key};
+use mt_rl::{Prompt, RlError, Tool, ToolCall, ToolSettings, Tools, key};
 
 use super::{
     limit,
@@ -25,6 +25,31 @@ pub(super) struct Turns {
     pub is_full: bool,
 }
 
+impl Turns {
+    /// A first turn.
+    fn new(answer: GivenAnswer) -> Self {
+        Self { mask: vec![1; answer.tokens.len()], answer, is_full: false }
+    }
+
+    /// Adds a tool's text to an answer of at most `most` tokens, and returns the tokens that are left.
+    fn add_tool(&mut self, said: &[u32], most: usize) -> usize {
+        let room = most.saturating_sub(self.answer.tokens.len());
+        let added = said.len().min(room);
+        self.answer.tokens.extend(&said[..added]);
+        self.answer.log_probabilities.extend(vec![0.0; added]);
+        self.mask.extend(vec![0; added]);
+        self.is_full = added == room;
+        room - added
+    }
+
+    /// Adds a turn of the model.
+    fn add_model(&mut self, answer: GivenAnswer) {
+        self.mask.extend(vec![1; answer.tokens.len()]);
+        self.answer.tokens.extend(answer.tokens);
+        self.answer.log_probabilities.extend(answer.log_probabilities);
+    }
+}
+
 /// The tools of a run, if it has any.
 pub(super) fn tools(settings: &RolloutGroup) -> Result<Option<Tools>, TrainError> {
     let names = settings.tools();
@@ -44,6 +69,7 @@ pub(super) fn tools(settings: &RolloutGroup) -> Result<Option<Tools>, TrainError
         response: [settings.tool_response_start_token.clone(), settings.tool_response_end_token.clone()],
         most: settings.max_tool_calls,
         command: settings.tool_command.clone(),
+        processes: settings.tool_processes,
         limit: limit(settings),
         sandbox: sandbox_limits(settings),
     })?;
@@ -53,13 +79,13 @@ pub(super) fn tools(settings: &RolloutGroup) -> Result<Option<Tools>, TrainError
 /// Answers to prompts, `samples` to each, in which tools have their say.
 pub(super) fn answers(
     (generator, trainer, tokenizer): (&dyn Generator, &Trainer, &Tokenizer),
-    tools: Option<&mut Tools>,
+    tools: Option<&Tools>,
     (prompts, samples): (&[&Prompt], usize),
     sampling: &AnswerSampling,
     measured: &mut Vec<HostMetric>,
 ) -> Result<Vec<Turns>, TrainError> {
     let generate = |requests: &[AnswerRequest], sampling: &AnswerSampling| {
-        generator.answers(trainer.parameters()?, requests, sampling).map_err(TrainError::Generation)
+        generator.answers(&trainer.sampler_parameters()?, requests, sampling).map_err(TrainError::Generation)
     };
     let request = |index: usize| AnswerRequest {
         prompt: prompts[index / samples].tokens.clone(),
@@ -67,41 +93,45 @@ pub(super) fn answers(
         max_tokens: sampling.max_tokens,
     };
     let requests: Vec<AnswerRequest> = (0..prompts.len() * samples).map(request).collect();
-    let first = generate(&requests, sampling)?.into_iter();
-    let mut all: Vec<Turns> =
-        first.map(|answer| Turns { mask: vec![1; answer.tokens.len()], answer, is_full: false }).collect();
+    let mut all: Vec<Turns> = generate(&requests, sampling)?.into_iter().map(Turns::new).collect();
     let Some(tools) = tools else { return Ok(all) };
     let mut turn_began = vec![0; all.len()];
     let (mut calls, mut successes) = (0, 0);
     for turn in 1..=tools.most() {
-        let (mut active, mut requests) = (Vec::new(), Vec::new());
-        for (index, turns) in all.iter_mut().enumerate() {
-            let prompt = prompts[index / samples];
+        let mut asked = Vec::new();
+        for (index, turns) in all.iter().enumerate() {
             let text = tokenizer
                 .decode(&known_tokens(tokenizer, &turns.answer.tokens[turn_began[index]..]), true)?;
             let ended = turns.answer.tokens.last().is_some_and(|last| sampling.ends.contains(last));
-            let Some(call) = tools.call_of(&text).filter(|_| !ended && !turns.is_full) else { continue };
-            let call = call.to_owned();
-            calls += 1;
-            let (said, is_success) = tools.respond(&call, &episode(sampling.seed, index), &prompt.columns);
-            successes += usize::from(is_success);
-            let room = sampling
-                .max_tokens
-                .min(sampling.max_length.saturating_sub(prompt.tokens.len()))
-                .saturating_sub(turns.answer.tokens.len());
-            let said = tokenizer.encode(&said, false, false)?;
-            let added = said.len().min(room);
-            turns.answer.tokens.extend(&said[..added]);
-            turns.answer.log_probabilities.extend(vec![0.0; added]);
-            turns.mask.extend(vec![0; added]);
-            turn_began[index] = turns.answer.tokens.len();
-            turns.is_full = added == room;
+            if let Some(call) = tools.call_of(&text).filter(|_| !ended && !turns.is_full) {
+                asked.push((index, call.to_owned(), episode(sampling.seed, index)));
+            }
+        }
+        let made: Vec<ToolCall<'_>> = asked
+            .iter()
+            .map(|(index, text, episode)| ToolCall {
+                text,
+                answer: *index,
+                episode,
+                columns: &prompts[index / samples].columns,
+            })
+            .collect();
+        let responses = tools.respond(&made);
+        calls += responses.len();
+        successes += responses.iter().filter(|(_, is_success)| *is_success).count();
+        let (mut active, mut requests) = (Vec::new(), Vec::new());
+        for ((index, ..), (said, _)) in asked.iter().zip(responses) {
+            let prompt = &prompts[index / samples].tokens;
+            let room = sampling.max_tokens.min(sampling.max_length.saturating_sub(prompt.len()));
+            let turns = &mut all[*index];
+            let rest = turns.add_tool(&tokenizer.encode(&said, false, false)?, room);
+            turn_began[*index] = turns.answer.tokens.len();
             if !turns.is_full {
-                active.push(index);
+                active.push(*index);
                 requests.push(AnswerRequest {
-                    prompt: [&prompt.tokens[..], &turns.answer.tokens].concat(),
-                    sample: index as u64,
-                    max_tokens: room - added,
+                    prompt: [prompt, &turns.answer.tokens[..]].concat(),
+                    sample: *index as u64,
+                    max_tokens: rest,
                 });
             }
         }
@@ -110,10 +140,7 @@ pub(super) fn answers(
         }
         let of_turn = AnswerSampling { seed: key(&[sampling.seed, turn as u64]), ..sampling.clone() };
         for (index, answer) in active.into_iter().zip(generate(&requests, &of_turn)?) {
-            let turns = &mut all[index];
-            turns.mask.extend(vec![1; answer.tokens.len()]);
-            turns.answer.tokens.extend(answer.tokens);
-            turns.answer.log_probabilities.extend(answer.log_probabilities);
+            all[index].add_model(answer);
         }
     }
     measured.push((names::TOOL_CALLS.to_owned(), calls as f64 / all.len().max(1) as f64));

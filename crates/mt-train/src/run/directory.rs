@@ -8,7 +8,6 @@ use std::{
 
 use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock, StorageFormat};
 use mt_config::{Difference, RunRecord, TrainConfig};
-use mt_runtime::Runtime;
 
 use super::{Ending, LocalCheckpoints, Sender, StoredRun, TrainReport};
 use crate::{
@@ -49,7 +48,7 @@ pub(crate) struct HeldDirectory {
 impl RunDirectory {
     /// Creates and locks the directory. Checks that an existing run may be resumed, or that the weights of a new run exist
     /// and fit.
-    pub fn open(plan: &TrainPlan, runtime: &Runtime, record: &RunRecord) -> Result<Self, TrainError> {
+    pub fn open(plan: &TrainPlan, record: &RunRecord) -> Result<Self, TrainError> {
         let settings = &plan.settings;
         let (path, shown) = (settings.run.directory(), settings.run.stored_directory());
         let lock = RunLock::acquire(&shown)?.provisional();
@@ -77,7 +76,7 @@ impl RunDirectory {
         let mut directory =
             Self { path, shown, config_path, stored, lock, manager, local, newest, saved: None };
         match newest {
-            Some(newest) => directory.saved = Some(directory.resumable(plan, runtime, record, newest)?),
+            Some(newest) => directory.saved = Some(directory.resumable(plan, record, newest)?),
             None => {
                 check_metrics_file(settings)?;
                 check_sources(
@@ -190,13 +189,7 @@ impl RunDirectory {
     }
 
     /// The configuration that the run was saved with. Refuses a configuration that would change the run.
-    fn resumable(
-        &self,
-        plan: &TrainPlan,
-        runtime: &Runtime,
-        record: &RunRecord,
-        newest: u64,
-    ) -> Result<RunRecord, TrainError> {
+    fn resumable(&self, plan: &TrainPlan, record: &RunRecord, newest: u64) -> Result<RunRecord, TrainError> {
         let settings = &plan.settings;
         let name = &settings.run.run_name;
         if !self.config_path.is_file() {
@@ -217,8 +210,8 @@ impl RunDirectory {
         let saved_devices = Checkpoint::open(self.directory_of_newest()?, newest)
             .ok()
             .and_then(|checkpoint| checkpoint.custom_metadata().get("num_devices")?.as_u64())
-            .map_or(runtime.num_devices(), |devices| devices as usize);
-        let conflicts = record.conflicts(runtime.num_devices(), &saved, saved_devices);
+            .map_or(plan.num_devices(), |devices| devices as usize);
+        let conflicts = record.conflicts(plan.num_devices(), &saved, saved_devices);
         let mut lines: Vec<String> = conflicts
             .iter()
             .map(|conflict| {

@@ -12,7 +12,7 @@ use mt_data::{Conversations, DataError, Dataset, Drawn, ExampleCounts, Position,
 use mt_runtime::{Installation, Runtime, start_runtime};
 
 use crate::{
-    Event, Intended, MakeGenerator, Observer, TrainError, TrainPlan, Trainer,
+    Event, Intended, LoadRewardModel, MakeGenerator, Observer, TrainError, TrainPlan, Trainer,
     answers::Answering,
     data::{DataRequest, RunData},
     events,
@@ -42,6 +42,8 @@ pub struct TrainOptions {
     pub repository: PathBuf,
     /// Creates the generator of answers of the model in training.
     pub generator: Option<MakeGenerator>,
+    /// Loads the reward model that judges answers.
+    pub reward_model: Option<LoadRewardModel>,
 }
 
 /// The reason why a run ended.
@@ -100,14 +102,14 @@ pub fn train(
     // Tracing finds errors of the model and its placement before the run's directory is created.
     let traced = plan.traced()?;
 
-    let mut directory = RunDirectory::open(&plan, &runtime, record)?;
+    let mut directory = RunDirectory::open(&plan, record)?;
     if let Some(report) = directory.finished_before(&plan)? {
         return Ok(report);
     }
     let sources = directory.sources(&plan)?;
     let goodput = monitor.open_record(&plan.settings.run);
     let _stacks = stack_recorder(&plan.settings, &options.observer)?;
-    let schedule = Schedule::new(&plan, &runtime)?;
+    let schedule = Schedule::new(&plan)?;
     monitor.timeline.begin(Activity::DataPreparation);
     let data = match (data(&plan, &schedule, &directory, options, &stop), stop.received()) {
         (Err(TrainError::Data(DataError::Stopped)), Some(signal)) => return Ok(directory.stopped(signal)),

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use mt_config::{BatchSchedule, SavePeriod, TrainConfig};
-use mt_runtime::Runtime;
 
 use crate::{TrainError, TrainPlan};
 
@@ -16,8 +15,8 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    pub fn new(plan: &TrainPlan, runtime: &Runtime) -> Result<Self, TrainError> {
-        let (data, num_devices) = (&plan.settings.data, runtime.num_devices());
+    pub fn new(plan: &TrainPlan) -> Result<Self, TrainError> {
+        let (data, num_devices) = (&plan.settings.data, plan.num_devices());
         Ok(Self {
             batches: data.batch_schedule(num_devices)?,
             evaluation_rows: data.eval_global_batch(num_devices)?,

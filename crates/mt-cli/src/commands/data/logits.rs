@@ -52,7 +52,7 @@ pub fn save(mut arguments: DataSaveLogits) -> Result<ExitCode, Failure> {
     let length = settings.data.max_target_length;
     let console = Console::new(Vec::new());
     let observer = Arc::new(move |event| console.show(&event));
-    let train = TrainOptions { observer, repository: repository(), generator: None };
+    let train = TrainOptions { observer, repository: repository(), generator: None, reward_model: None };
     let top_k = arguments.top_k;
     let options = LogitsOptions { directory, top_k, batches_per_file: arguments.steps_per_file };
     let report = save_logits(settings, &options, &train)?;

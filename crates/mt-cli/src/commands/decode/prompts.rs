@@ -91,6 +91,11 @@ impl Chat {
         Ok(Some(Self { template, source, system, is_asked, behind_question, behind_answer }))
     }
 
+    /// The template.
+    pub fn template_of(&self) -> &ChatTemplate {
+        &self.template
+    }
+
     /// The template alone.
     pub fn into_template(self) -> ChatTemplate {
         self.template

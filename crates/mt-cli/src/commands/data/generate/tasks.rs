@@ -1,4 +1,4 @@
-//! `maxtext data generate`.
+//! Tasks with verifiable answers.
 
 use std::{fs, path::Path};
 
@@ -14,11 +14,22 @@ const FILES: [&str; 2] = ["train.jsonl", "evaluation.jsonl"];
 
 /// Writes tasks. Existing files are not replaced.
 pub fn run(arguments: &DataGenerate) -> Result<(), Failure> {
-    let kind = TaskKind::named(&arguments.kind).ok_or_else(|| {
+    let names = || {
         let names: Vec<String> = TaskKind::ALL.iter().map(|(name, _)| format!("`{name}`")).collect();
-        Failure::user(format!("there is no task `{}`\nhint: use one of {}", arguments.kind, names.join(", ")))
+        names.join(", ")
+    };
+    let Some(kind) = &arguments.kind else {
+        return Err(Failure::user(format!(
+            "no kind of data is named\nhint: name a task, one of {}, or let a model write with `answers`, \
+             `instructions`, `revisions` or `preferences`",
+            names()
+        )));
+    };
+    let kind = TaskKind::named(kind)
+        .ok_or_else(|| Failure::user(format!("there is no task `{kind}`\nhint: use one of {}", names())))?;
+    let directory = arguments.directory.as_ref().ok_or_else(|| {
+        Failure::user("no directory for the tasks is named\nhint: write `--directory tasks`")
     })?;
-    let directory = &arguments.directory;
     if let Some(path) = FILES.iter().map(|file| directory.join(file)).find(|path| path.exists()) {
         return Err(Failure::user(format!(
             "`{}` exists already\nhint: remove it, or name another `--directory`",
