@@ -87,4 +87,6 @@ pub struct Program {
     pub temporaries: Vec<ProgramTemporary>,
     /// The work of one run on all devices together.
     pub counts: Counts,
+    /// Remarks for the user, such as why the program calls no kernel.
+    pub notes: Vec<String>,
 }

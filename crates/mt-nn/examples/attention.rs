@@ -12,7 +12,7 @@ use mt_nn::{
     NormOptions, SequenceOrder,
     attention::{
         Additions, AttentionKernel, AttentionOptions, Context, KeysValues, MaskSpec, PassBlocks, Segments,
-        block_size, blockwise, dense,
+        TpuKernels, block_size, blockwise, dense,
     },
     axes::{BATCH, GROUP, HEAD_DIM, KV_HEADS, KV_POSITION, POSITION, VALUE_DIM},
 };
@@ -80,6 +80,7 @@ fn compiled(target: Target, dtype: DType, length: usize, block: Option<usize>) -
         is_gated: false,
         blocks: PassBlocks::NONE,
         local_blocks: PassBlocks::NONE,
+        tpu_kernels: TpuKernels::Never,
     };
     let [batch, queries, keys] =
         [axis(BATCH, NUM_TOKENS / length), axis(POSITION, length), axis(KV_POSITION, length)];

@@ -160,6 +160,27 @@ kernel_calls! {
     NORMAL = "maxtext.normal", DENSE, [BOUND, EDGE];
 }
 
+/// The forward pass of attention by a kernel of `mt-mosaic`, for TPUs. No handler answers it: programs contain the kernel's
+/// text. Its operands are, with positions padded to whole blocks:
+///
+/// - the smallest and the largest segment of each block, `i32[batch, blocks]`
+/// - queries `[batch, kv_heads, group, position, head_dim]`, keys and values `[batch, kv_heads, position, head_dim]`
+/// - segments `i32[batch, position]` and sinks `f32[kv_heads, group]`
+///
+/// Its results are the context `[batch, kv_heads, group, position, value_dim]` and the logarithms of sums
+/// `f32[batch, kv_heads, group, position]`.
+pub const FLASH_FORWARD: KernelCall = KernelCall {
+    name: "maxtext.flash_forward",
+    operands: DENSE,
+    attributes: &[attributes::CAUSAL, attributes::WINDOW, attributes::CHUNK, attributes::SOFT_CAP],
+    optional: &[],
+};
+
+/// The backward pass of [`FLASH_FORWARD`]. Its operands are those without sinks, then the cotangent of the context
+/// `[batch, kv_heads, group, position, value_dim]`, the logarithms of sums and each query's sum of products of context and
+/// cotangent, both `f32[batch, kv_heads, group, position]`. Its results are the gradients of queries, keys and values.
+pub const FLASH_BACKWARD: KernelCall = KernelCall { name: "maxtext.flash_backward", ..FLASH_FORWARD };
+
 impl KernelCall {
     /// Whether calls may have this attribute.
     pub fn has_attribute(&self, name: &str) -> bool {

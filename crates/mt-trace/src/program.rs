@@ -168,5 +168,5 @@ where
         target: options.target,
         precision: options.precision,
     };
-    Ok(print_program(&graph, &inputs, &outputs, &print))
+    Ok(Program { notes: trace.notes(), ..print_program(&graph, &inputs, &outputs, &print) })
 }

@@ -2,7 +2,7 @@
 
 use std::{
     cell::RefCell,
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     marker::PhantomData,
     ops::Deref,
     panic::{self, Location},
@@ -29,6 +29,7 @@ struct State {
     next_region: u32,
     scopes: Vec<String>,
     axes: Vec<Arc<[Axis]>>,
+    notes: BTreeSet<String>,
 }
 
 struct Frame {
@@ -66,6 +67,11 @@ impl Region<'_> {
             true => 1,
             false => self.trace.placement.mesh().num_devices(),
         }
+    }
+
+    /// Adds a remark for the program's user, once.
+    pub fn note(self, text: impl Into<String>) {
+        self.trace.state.borrow_mut().notes.insert(text.into());
     }
 }
 
@@ -163,6 +169,11 @@ pub(crate) struct Closed {
 impl Trace {
     pub(crate) fn new(placement: Arc<Placement>, target: Target) -> Self {
         Self { placement, target, state: RefCell::default() }
+    }
+
+    /// The remarks for the program's user.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        self.state.borrow().notes.iter().cloned().collect()
     }
 
     /// Opens a region inside the innermost one.

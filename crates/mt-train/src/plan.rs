@@ -198,7 +198,8 @@ impl TrainPlan {
     /// As [`Self::train_step`]; a mesh axis that the user named splits nothing.
     pub(crate) fn traced(&self) -> Result<TracedStep, TrainError> {
         let step = self.programs().train_step(self.rows)?;
-        let notices = self.settings.placement.check_use(&self.placement)?;
+        let mut notices = self.settings.placement.check_use(&self.placement)?;
+        notices.extend(step.program.notes.iter().cloned().map(Notice::Note));
         Ok(TracedStep { step, notices })
     }
 

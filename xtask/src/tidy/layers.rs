@@ -6,7 +6,7 @@ use crate::repository::Repository;
 /// The crates from the bottom to the top. A crate may depend on those in lower rows.
 const LAYERS: &[&[&str]] = &[
     &["mt-shape", "mt-derive", "mt-array-record", "mt-storage"],
-    &["mt-config", "mt-kernels", "mt-testing"],
+    &["mt-config", "mt-kernels", "mt-mosaic", "mt-testing"],
     &["mt-ir", "mt-pjrt"],
     &["mt-autodiff", "mt-runtime"],
     &["mt-trace"],

@@ -280,6 +280,17 @@ choice! {
 }
 
 choice! {
+    /// The use of kernels of this program.
+    pub enum KernelChoice {
+        Never = "never",
+        /// Where there is a kernel.
+        Automatic = "automatic",
+        /// An error where there is none.
+        Required = "required",
+    }
+}
+
+choice! {
     /// The attention implementation.
     pub enum AttentionKind {
         /// Chosen by size.

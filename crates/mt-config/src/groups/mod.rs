@@ -56,11 +56,11 @@ pub use blocks::{AttentionBlocks, BlocksGroup};
 pub use choices::{
     AttentionKind, AttentionType, BaseCodes, CanvasPolicy, ContextAxis, ContextStrategy, DamagedData,
     DataFormat, DatasetType, DecoderBlock, DivergenceType, FeatureLoss, GrainFileType, Hardware, HfTextUnit,
-    KlEstimator, KlPlace, LayerAttention, LearningRateSchedule, LogitAlignment, LossAggregation,
-    MatmulPrecision, MlpActivation, OldPolicy, OptimizerSpaceChoice, OptimizerType, OrpoForm, PackingType,
-    PreferenceAlgorithm, PreferenceLoss, ProfilerChoice, ReorderStrategy, RewardAggregation, RewardScale,
-    RewardType, RlAlgorithm, RopeType, RoutedScores, SamplingStrategy, SftLoss, ShardMode, SpeculativeMethod,
-    TokenizerType, TrainingObjective, WeightSchedule, WsdDecayStyle,
+    KernelChoice, KlEstimator, KlPlace, LayerAttention, LearningRateSchedule, LogitAlignment,
+    LossAggregation, MatmulPrecision, MlpActivation, OldPolicy, OptimizerSpaceChoice, OptimizerType,
+    OrpoForm, PackingType, PreferenceAlgorithm, PreferenceLoss, ProfilerChoice, ReorderStrategy,
+    RewardAggregation, RewardScale, RewardType, RlAlgorithm, RopeType, RoutedScores, SamplingStrategy,
+    SftLoss, ShardMode, SpeculativeMethod, TokenizerType, TrainingObjective, WeightSchedule, WsdDecayStyle,
 };
 pub use context::ContextGroup;
 pub(crate) use data::whole_batch;

@@ -9,8 +9,8 @@ use super::{
         PositionGroup,
     },
     choices::{
-        AttentionKind, DecoderBlock, Hardware, LearningRateSchedule, MatmulPrecision, MlpActivation,
-        OptimizerType, RewardType, WsdDecayStyle,
+        AttentionKind, DecoderBlock, Hardware, KernelChoice, LearningRateSchedule, MatmulPrecision,
+        MlpActivation, OptimizerType, RewardType, WsdDecayStyle,
     },
     group,
     remat::RematGroup,
@@ -47,6 +47,7 @@ group! {
         normalize_embedding_logits: bool,
         logits_dot_in_fp32: bool,
         attention: AttentionKind,
+        tpu_kernels: KernelChoice,
         float32_qk_product: bool,
         float32_logits: bool,
         activations_in_float32: bool,

@@ -2,7 +2,7 @@
 
 use super::KeyGroup;
 use crate::{
-    groups::{AttentionKind, AttentionType, LayerAttention},
+    groups::{AttentionKind, AttentionType, KernelChoice, LayerAttention},
     key::{Key, Literal},
 };
 
@@ -22,6 +22,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  sequence length (`flash`), or chosen by size (`autoselected`).",
             )
             .acts_on("attention")
+            .may_change(),
+            Key::of::<KernelChoice>(
+                "tpu_kernels",
+                "automatic",
+                "Kernels of this program in programs for TPUs, instead of code that XLA generates: `never`, `automatic` \
+                 where there is one, or `required`, so that blockwise attention without one is an error.",
+            )
+            .acts_on("attention")
+            .own()
             .may_change(),
             Key::of::<AttentionType>(
                 "attention_type",

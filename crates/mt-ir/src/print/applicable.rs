@@ -144,6 +144,8 @@ fn takes(call: &KernelCall, operands: &[&TensorType], results: &[&TensorType], i
             is_f32(drawn) && drawn.dims[1..].iter().product::<usize>() <= thresholds::MOST_DRAWN
         }
         kernels::SUM_OF_SQUARES | kernels::LARGEST => true,
+        // Kernels for TPUs.
+        kernels::FLASH_FORWARD | kernels::FLASH_BACKWARD => false,
         ref other => unreachable!("no layer traces a call of `{}`", other.name),
     }
 }

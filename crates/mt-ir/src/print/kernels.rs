@@ -464,7 +464,7 @@ fn alias(result: &str, operand: usize) -> String {
 }
 
 /// The layout of a dense row-major array, the fastest dimension first.
-fn row_major(rank: usize) -> String {
+pub(super) fn row_major(rank: usize) -> String {
     if rank == 0 {
         return "dense<> : tensor<0xindex>".to_owned();
     }

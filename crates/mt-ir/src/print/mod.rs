@@ -4,6 +4,7 @@ mod applicable;
 mod grouped;
 mod invariant;
 mod kernels;
+mod mosaic;
 mod operations;
 mod regions;
 mod search;
@@ -146,6 +147,7 @@ pub fn print_program(
         outputs,
         temporaries: largest_temporaries(graph),
         counts: Counts::of(graph),
+        notes: Vec::new(),
     }
 }
 

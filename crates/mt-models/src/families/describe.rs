@@ -1,13 +1,14 @@
 //! The default description of a family's decoder, which each family adjusts.
 
 use mt_config::{
-    AttentionBlocks, AttentionKind, AttentionType, KeptIn, LayerAttention, MatmulPrecision, MlpActivation,
-    ModelGroup, RematGroup, RewardType, RopeType, RoutedScores,
+    AttentionBlocks, AttentionKind, AttentionType, KeptIn, KernelChoice, LayerAttention, MatmulPrecision,
+    MlpActivation, ModelGroup, RematGroup, RewardType, RopeType, RoutedScores,
 };
 use mt_nn::{
     Activation, DENSE, NormOptions, RotaryExtent, RotaryOptions, RotaryScaling,
     attention::{
         AttentionKernel, AttentionOptions, BlockSizes, ChosenChunks, MaskSpec, NormalizedHeads, PassBlocks,
+        TpuKernels,
     },
     axes,
     experts::{
@@ -318,6 +319,11 @@ pub(super) fn attention(group: &ModelGroup) -> AttentionConfig {
             is_gated: false,
             blocks: pass_blocks(group.blocks.sizes()),
             local_blocks: pass_blocks(group.blocks.local_sizes()),
+            tpu_kernels: match group.tpu_kernels {
+                KernelChoice::Never => TpuKernels::Never,
+                KernelChoice::Automatic => TpuKernels::Automatic,
+                KernelChoice::Required => TpuKernels::Required,
+            },
         },
     }
 }

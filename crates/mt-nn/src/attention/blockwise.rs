@@ -4,6 +4,8 @@
 //! maximum and sum. The matrix of attention logits is never materialized. The custom derivative recomputes logits from
 //! the logarithms of the sums.
 
+mod flash;
+
 use mt_shape::{
     Axis, DType, HostArray, LogicalAxis, axis,
     kernels::{self, attributes::WITH_SCORES},
@@ -369,6 +371,9 @@ impl Kernel {
 
     /// The forward pass for queries, keys, values, segments and sinks.
     fn forward<'b>(&self, region: Region<'b>, arguments: &[Tensor<'b>]) -> Rows<'b> {
+        if let Some(rows) = self.forward_on_tpu(region, arguments) {
+            return rows;
+        }
         let results = match self.attributes() {
             Some(attributes) => region.kernel(
                 &kernels::ATTENTION_FORWARD,
@@ -484,6 +489,9 @@ impl Kernel {
 
     /// The gradients of queries, keys, values and sinks, from the residuals of the forward pass and the cotangent.
     fn backward<'b>(&self, region: Region<'b>, operands: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
+        if let Some(gradients) = self.backward_on_tpu(region, operands) {
+            return gradients;
+        }
         match self.attributes() {
             Some(attributes) => {
                 region.kernel(&kernels::ATTENTION_BACKWARD, attributes, operands, |_, operands| {
@@ -499,8 +507,7 @@ impl Kernel {
             unreachable!("the forward function returns seven residuals")
         };
         let (query, key, value, segments, cotangent) = (*query, *key, *value, *segments, *cotangent);
-        // The derivative of the softmax subtracts the weighted mean of the cotangents from each logit's cotangent.
-        let correction = (context.cast(DType::F32) * cotangent.cast(DType::F32)).sum(&[VALUE_DIM]);
+        let correction = correction(*context, cotangent);
         let [places, firsts, ends] = self.tables(query.region());
         let mut gradients = self.on_devices(
             [places, firsts, ends, query, key, value, segments, cotangent, *log_sums, correction],
@@ -509,11 +516,7 @@ impl Kernel {
                 self.backward_shard([places, firsts, ends], query, key, value, segments, rows)
             },
         );
-        // A sink's value is 0, so the cotangent of its logit is the weighted mean alone, with a minus sign.
-        let sinks_weight = (sinks.broadcast(&log_sums.axes()) - *log_sums).exp();
-        let others: Vec<&'static str> =
-            log_sums.axes().iter().map(|axis| axis.name).filter(|name| !sinks.has_axis(name)).collect();
-        gradients.push((sinks_weight * correction).sum(&others) * -1.0);
+        gradients.push(gradient_of_sinks(*sinks, *log_sums, correction));
         gradients
     }
 
@@ -596,6 +599,19 @@ impl Kernel {
             self.own_keys(value_gradient).cast(own_value.dtype()),
         ]
     }
+}
+
+/// The derivative of the softmax subtracts this, the weighted mean of the cotangents, from each logit's cotangent.
+fn correction<'b>(context: Tensor<'b>, cotangent: Tensor<'b>) -> Tensor<'b> {
+    (context.cast(DType::F32) * cotangent.cast(DType::F32)).sum(&[VALUE_DIM])
+}
+
+/// A sink's value is 0, so the cotangent of its logit is the weighted mean alone, with a minus sign.
+fn gradient_of_sinks<'b>(sinks: Tensor<'b>, log_sums: Tensor<'b>, correction: Tensor<'b>) -> Tensor<'b> {
+    let weights = (sinks.broadcast(&log_sums.axes()) - log_sums).exp();
+    let others: Vec<&'static str> =
+        log_sums.axes().iter().map(|axis| axis.name).filter(|name| !sinks.has_axis(name)).collect();
+    (weights * correction).sum(&others) * -1.0
 }
 
 #[cfg(test)]

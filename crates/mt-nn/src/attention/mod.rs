@@ -75,6 +75,18 @@ pub struct AttentionOptions {
     pub blocks: PassBlocks,
     /// The blocks of layers that see a window of keys.
     pub local_blocks: PassBlocks,
+    /// Whether programs for TPUs call kernels.
+    pub tpu_kernels: TpuKernels,
+}
+
+/// The use of kernels of `mt-mosaic` in programs for TPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TpuKernels {
+    Never,
+    /// Where a kernel fits. A note of the program says where it does not.
+    Automatic,
+    /// Blockwise attention for which there is no kernel is an error.
+    Required,
 }
 
 /// The heads over which a norm of queries or keys takes its mean.

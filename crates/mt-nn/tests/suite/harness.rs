@@ -4,7 +4,7 @@ use mt_derive::Tree;
 use mt_ir::{Program, Target};
 use mt_nn::{
     NormOptions, SequenceOrder,
-    attention::{AttentionKernel, AttentionOptions, MaskSpec, PassBlocks, Segments},
+    attention::{AttentionKernel, AttentionOptions, MaskSpec, PassBlocks, Segments, TpuKernels},
     axes::{KV_POSITION, POSITION},
 };
 use mt_runtime::{Array, Collective, CompileSettings, Input, testing};
@@ -29,6 +29,7 @@ pub const CAUSAL_ATTENTION: AttentionOptions = AttentionOptions {
     is_gated: false,
     blocks: PassBlocks::NONE,
     local_blocks: PassBlocks::NONE,
+    tpu_kernels: TpuKernels::Never,
 };
 
 /// An argument: its axes and elements.

@@ -21,3 +21,4 @@ mod reference;
 mod reference_attention;
 mod reference_rotary;
 mod row_adapters;
+mod tpu_kernels;

@@ -271,6 +271,7 @@ fn program_report(
         exchanges: Vec::new(),
         times: None,
         cycles: None,
+        notes: program.notes.clone(),
         written: dumped(given),
     };
     let start = Instant::now();

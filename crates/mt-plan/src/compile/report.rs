@@ -51,6 +51,8 @@ pub struct ProgramReport {
     pub times: Option<Times>,
     /// The time by the compiler's final schedule, if requested.
     pub cycles: Option<Cycles>,
+    /// Remarks of the layers, such as why they call no kernel.
+    pub notes: Vec<String>,
     /// The written files.
     pub written: Vec<PathBuf>,
 }
@@ -237,10 +239,11 @@ impl fmt::Display for Report {
 }
 
 impl ProgramReport {
-    fn write_cycles_and_files(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_cycles_notes_and_files(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(cycles) = &self.cycles {
             write!(f, "{cycles}")?;
         }
+        self.notes.iter().try_for_each(|note| writeln!(f, "{:<16}{note}", "note"))?;
         self.written.iter().try_for_each(|path| writeln!(f, "{:<16}{}", "written", path.display()))
     }
 }
@@ -379,7 +382,7 @@ impl fmt::Display for ProgramReport {
                 ),
             )?;
         }
-        self.write_cycles_and_files(f)?;
+        self.write_cycles_notes_and_files(f)?;
         let mut line = |name: &str, value: String| writeln!(f, "{name:<16}{value}");
         if let Fit::TooLarge(lack) = &self.fit {
             line("largest arrays", "of the program before optimization".to_owned())?;

@@ -163,8 +163,11 @@ impl<'a> Clock<'a> {
         let is_call = instruction.opcode == "custom-call";
         let (issued, source) = match self.schedule(computation, instruction) {
             Some(schedule) => {
-                let iterations = instruction.iterations().or_else(|| instruction.grid()).unwrap_or(1);
-                (schedule.cycles(iterations), Source::Bundles)
+                let cycles = match (instruction.iterations(), instruction.kernel()) {
+                    (None, Some(kernel)) => schedule.kernel_cycles(kernel.steps, &kernel.branch_runs),
+                    (iterations, _) => schedule.cycles(iterations.unwrap_or(1)),
+                };
+                (cycles, Source::Bundles)
             }
             None if is_call && estimate.is_none() => return (0.0, Source::Unknown),
             None if bytes > 0.0 => (given, Source::Estimate),
@@ -286,18 +289,34 @@ pub(super) fn group_size(attributes: &str) -> Option<u64> {
 }
 
 impl Instruction {
-    /// The steps of the grid of a kernel that was given as the text of an MLIR module.
-    fn grid(&self) -> Option<u64> {
-        grid_of(self.quoted("\"body\":")?)
+    /// A kernel that was given as the text of an MLIR module.
+    fn kernel(&self) -> Option<KernelSteps> {
+        KernelSteps::of(self.quoted("\"body\":")?)
     }
 }
 
-/// The steps of the grid of a kernel, from the text of its MLIR module in base64.
-pub(super) fn grid_of(body: &str) -> Option<u64> {
-    let text = String::from_utf8_lossy(&BASE64_STANDARD.decode(body).ok()?).into_owned();
-    let key = "iteration_bounds = array<i64:";
-    let rest = &text[text.find(key)? + key.len()..];
-    Some(numbers(&rest[..rest.find('>')?]).product())
+/// The steps of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct KernelSteps {
+    /// The steps of the grid.
+    pub steps: u64,
+    /// The steps in which each branch of the body runs at most; none if the text does not state them.
+    pub branch_runs: Vec<u64>,
+}
+
+impl KernelSteps {
+    /// Reads the text of a kernel's MLIR module, in base64.
+    pub fn of(body: &str) -> Option<Self> {
+        let text = String::from_utf8_lossy(&BASE64_STANDARD.decode(body).ok()?).into_owned();
+        let after = |key: &str, end: char| {
+            let rest = &text[text.find(key)? + key.len()..];
+            Some(numbers(&rest[..rest.find(end)?]).collect::<Vec<u64>>())
+        };
+        let grid = after("iteration_bounds = array<i64:", '>')?;
+        // A comment of kernels of `mt-mosaic`.
+        let branch_runs = after("// branch runs:", '\n').unwrap_or_default();
+        Some(Self { steps: grid.into_iter().product(), branch_runs })
+    }
 }
 
 /// The properties on which the code of an operation depends.

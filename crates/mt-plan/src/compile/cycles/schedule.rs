@@ -1,6 +1,6 @@
 //! The final instruction schedule of one operation: bundles of instructions that issue together, one per cycle.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The number of matrix units of a core.
 const MATRIX_UNITS: f64 = 4.0;
@@ -13,6 +13,15 @@ pub(super) struct Schedule {
     /// Cycles that the matrix units are fed outside of all loops.
     fed_outside: f64,
     loops: Vec<Loop>,
+    /// The branches in the body of a kernel, which not every step takes, in order.
+    branches: Vec<Branch>,
+}
+
+/// The bundles that a conditional branch skips.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Branch {
+    cycles: f64,
+    fed: f64,
 }
 
 /// A loop of a schedule, without the loops inside.
@@ -32,6 +41,7 @@ impl Schedule {
         let mut within: Vec<usize> = Vec::new();
         let mut bounds: HashMap<String, u64> = HashMap::new();
         let mut previous = 0;
+        let mut regions = Regions::default();
         for line in text.lines() {
             let Some((labels, markers)) = bundle(line) else { continue };
             let mut depth = markers.matches('>').count();
@@ -49,6 +59,16 @@ impl Schedule {
             within.truncate(depth);
             let cycles = 1.0 + numbers_after(line, "vdelay ").sum::<u64>() as f64;
             let fed = rows_fed(line) / MATRIX_UNITS;
+            regions.end(line);
+            if regions.is_in_branch()
+                && let Some(branch) = schedule.branches.last_mut()
+            {
+                branch.cycles += cycles;
+                branch.fed += fed;
+            }
+            if regions.begin(line) {
+                schedule.branches.push(Branch::default());
+            }
             match within.last() {
                 Some(innermost) if depth > 0 => {
                     schedule.loops[*innermost].cycles += cycles;
@@ -73,6 +93,12 @@ impl Schedule {
 
     /// The cycles of one run with this number of windows.
     pub fn cycles(&self, iterations: u64) -> f64 {
+        let [issued, fed] = self.sums(iterations);
+        issued.max(fed)
+    }
+
+    /// The bundles that issue, and the cycles that matrix units are fed.
+    fn sums(&self, iterations: u64) -> [f64; 2] {
         let (mut issued, mut fed) = (self.outside, self.fed_outside);
         for each in &self.loops {
             let bound = each.bound.unwrap_or(1).max(1);
@@ -84,7 +110,60 @@ impl Schedule {
             issued += each.cycles * times as f64;
             fed += each.fed * times as f64;
         }
-        issued.max(fed)
+        [issued, fed]
+    }
+
+    /// The cycles of a kernel with this number of steps, whose branches run in `runs` of them. If the schedule has other
+    /// branches than the kernel, each is taken at every step.
+    pub fn kernel_cycles(&self, steps: u64, runs: &[u64]) -> f64 {
+        if runs.len() != self.branches.len() {
+            return self.cycles(steps);
+        }
+        let taken =
+            self.branches.iter().zip(runs).map(|(branch, runs)| branch.cycles.max(branch.fed) * *runs as f64);
+        // The matrix units may limit branches, and not the bundles around them.
+        let issued: f64 = self.branches.iter().map(|branch| branch.cycles).sum();
+        let around = self.sums(steps)[0] - issued * steps as f64;
+        around.max(0.0) + taken.sum::<f64>()
+    }
+}
+
+/// The regions that conditional branches skip, while a schedule is read.
+#[derive(Debug, Default)]
+struct Regions {
+    /// The regions at which the skipped bundles end, the outermost first.
+    open: Vec<u64>,
+    /// Regions that have begun, to which only loops return.
+    begun: HashSet<u64>,
+}
+
+impl Regions {
+    /// Whether a bundle belongs to a branch of a kernel's body. The compiler puts the body itself into a branch.
+    fn is_in_branch(&self) -> bool {
+        self.open.len() > 1
+    }
+
+    /// Closes the branches that end before this bundle.
+    fn end(&mut self, line: &str) {
+        for region in numbers_after(line, "Start/End empty region ") {
+            if let Some(place) = self.open.iter().position(|open| *open == region) {
+                self.open.truncate(place);
+            }
+        }
+    }
+
+    /// Opens the branch that begins after this bundle; returns whether it is one of a kernel's body.
+    fn begin(&mut self, line: &str) -> bool {
+        self.begun.extend(numbers_after(line, "Start region "));
+        let branch = line.find("sbr.rel (").map(|place| &line[place..]);
+        let target = branch.and_then(|branch| numbers_after(branch, "target = $region").next());
+        match target.filter(|region| !self.begun.contains(region)) {
+            Some(region) => {
+                self.open.push(region);
+                self.open.len() == 2
+            }
+            None => false,
+        }
     }
 }
 

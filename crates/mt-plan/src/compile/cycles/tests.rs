@@ -2,10 +2,16 @@
 
 use std::{fs, io::Read};
 
+use base64::{Engine, prelude::BASE64_STANDARD};
 use flate2::read::GzDecoder;
 use mt_config::CompileTopology;
 
-use super::{Core, Cycles, Dumps, Part, clock, operation_of, schedule::Schedule};
+use super::{
+    Core, Cycles, Dumps, Part,
+    clock::{self, KernelSteps},
+    operation_of,
+    schedule::Schedule,
+};
 
 const DUMP: &[u8] = include_bytes!("../../../tests/goldens/dump.txt.gz");
 const EXPECTED: &str = include_str!("../../../tests/goldens/dump.json");
@@ -105,11 +111,36 @@ fn names_and_groups_are_read() {
 }
 
 #[test]
-fn a_kernels_grid_is_read_from_its_text() {
-    // `module { iteration_bounds = array<i64: 4, 8> }`
-    let body = "bW9kdWxlIHsgaXRlcmF0aW9uX2JvdW5kcyA9IGFycmF5PGk2NDogNCwgOD4gfQ==";
-    assert_eq!(clock::grid_of(body), Some(32));
-    assert_eq!(clock::grid_of("not base64!"), None);
+fn a_kernels_steps_are_read_from_its_text() {
+    let of = |text: &str| KernelSteps::of(&BASE64_STANDARD.encode(text));
+    let grid = "module { iteration_bounds = array<i64: 4, 8> }";
+    assert_eq!(of(grid), Some(KernelSteps { steps: 32, branch_runs: Vec::new() }));
+    let runs = of(&format!("// branch runs: 3, 32\n{grid}")).unwrap();
+    assert_eq!(runs.branch_runs, [3, 32]);
+    assert_eq!(KernelSteps::of("not base64!"), None);
+}
+
+#[test]
+fn branches_of_a_kernel_run_in_some_steps() {
+    let text = "\
+        0x0 LB: > { } /* Start region 7 */\n\
+        0x1 : > { %1 = sbr.rel (%p3_p4) target = $region9 }\n\
+        0x2 : > { nop } /* Start region 8 */\n\
+        0x3 : > { %2 = sbr.rel (%p5_p6) target = $region10 }\n\
+        0x4 : > { nop }\n\
+        0x5 : > { nop }\n\
+        0x6 : > { nop } /* Start/End empty region 10 :: Start region 11 */\n\
+        0x7 : > { %3 = sbr.rel (!%p5_p6) target = $region12 }\n\
+        0x8 : > { vmatmul.bf16 }\n\
+        0x9 : > { nop } /* Start/End empty region 12 */\n\
+        0xa : > { nop } /* Start/End empty region 9 */\n\
+        0xb : > { sbr.rel (!%p1_p2) target = $region7 }\n\
+        0xc : { }\n";
+    let schedule = Schedule::parse(text);
+    assert_eq!(schedule.cycles(10), 1.0 + 10.0 * 12.0);
+    // The first branch has two bundles, and the second feeds a matrix unit for four cycles.
+    assert_eq!(schedule.kernel_cycles(10, &[3, 5]), 1.0 + 10.0 * 9.0 + 3.0 * 2.0 + 5.0 * 4.0);
+    assert_eq!(schedule.kernel_cycles(10, &[3]), schedule.cycles(10));
 }
 
 #[test]

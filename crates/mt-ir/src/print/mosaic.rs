@@ -1,0 +1,204 @@
+//! Calls of kernels for TPUs, which contain the kernel's text.
+
+use mt_mosaic::{
+    Kernel as TileKernel,
+    flash::{Flash, Mask, Sizes},
+};
+use mt_shape::{
+    DType,
+    kernels::{self, attributes},
+};
+
+use super::{Name, Printer, Target, kernels::row_major, list, string, tensor};
+use crate::{Kernel, Reduction, TensorType};
+
+/// The custom call of libtpu that runs a kernel.
+const CALL: &str = "tpu_custom_call";
+
+/// The operands that both passes have: bounds of segments, queries, keys, values and segments.
+const NUM_INPUTS: usize = 6;
+
+/// Columns of a vector register.
+const LANES: usize = 128;
+
+impl Printer<'_> {
+    /// Prints a pass of attention as the call of a kernel. `None` for other operations and targets, and for attention that has
+    /// no kernel.
+    pub(super) fn flash_attention(
+        &mut self,
+        kernel: &Kernel,
+        operands: &[(Name, &TensorType)],
+        results: &[&TensorType],
+        scope: &str,
+    ) -> Option<Vec<Name>> {
+        if self.options.target != Target::Tpu {
+            return None;
+        }
+        let types: Vec<&TensorType> = operands.iter().map(|(_, ty)| *ty).collect();
+        match *kernel.call {
+            kernels::FLASH_FORWARD => {
+                let own = flash_of(kernel, &types)?.forward().ok()?;
+                Some(self.flash_forward(&own, operands, results, scope))
+            }
+            kernels::FLASH_BACKWARD => {
+                let own = flash_of(kernel, &types)?.backward().ok()?;
+                Some(self.flash_backward(&own, operands, results, scope))
+            }
+            _ => None,
+        }
+    }
+
+    fn flash_forward(
+        &mut self,
+        kernel: &TileKernel,
+        operands: &[(Name, &TensorType)],
+        results: &[&TensorType],
+        scope: &str,
+    ) -> Vec<Name> {
+        let (inputs, sinks) = operands.split_at(NUM_INPUTS);
+        let mut arguments = self.flash_inputs(kernel, inputs, scope);
+        let heads = sinks[0].1.num_elements();
+        let sinks = self.reshaped(sinks[0], TensorType::new(DType::F32, [heads]), scope);
+        let in_register = TensorType::new(DType::F32, [heads, 1, LANES]);
+        let attribute = "broadcast_dimensions = array<i64: 0>".to_owned();
+        let operand = [(sinks.0, &sinks.1)];
+        let sinks = self.operation("stablehlo.broadcast_in_dim", &operand, &[attribute], &in_register, scope);
+        arguments.push((sinks, in_register));
+        let made = self.tile_kernel(kernel, &arguments, scope);
+        let made = made.iter().zip(results);
+        made.map(|((name, ty), result)| self.reshaped((*name, ty), (*result).clone(), scope).0).collect()
+    }
+
+    fn flash_backward(
+        &mut self,
+        kernel: &TileKernel,
+        operands: &[(Name, &TensorType)],
+        results: &[&TensorType],
+        scope: &str,
+    ) -> Vec<Name> {
+        let (inputs, further) = operands.split_at(NUM_INPUTS);
+        let mut arguments = self.flash_inputs(kernel, inputs, scope);
+        for ((name, ty), window) in
+            further.iter().zip(&kernel.windows[arguments.len() - kernel.tables.len()..])
+        {
+            let own = TensorType::new(window.dtype, window.dims.clone());
+            arguments.push(self.reshaped((*name, ty), own, scope));
+        }
+        let made = self.tile_kernel(kernel, &arguments, scope);
+        let mut names = Vec::new();
+        for ((name, ty), result) in made.iter().zip(results) {
+            let by_head = ty.num_elements() / result.num_elements();
+            let name = if by_head == 1 {
+                self.reshaped((*name, ty), (*result).clone(), scope).0
+            } else {
+                // Heads that share keys and values.
+                let [batch, kv_heads, length, width] = result.dims[..] else {
+                    unreachable!("gradients of keys have four dimensions")
+                };
+                let in_groups = TensorType::new(ty.dtype, [batch, kv_heads, by_head, length, width]);
+                let (name, in_groups) = self.reshaped((*name, ty), in_groups, scope);
+                let summed = TensorType::new(ty.dtype, result.dims.clone());
+                let sum = self.reduce(Reduction::Sum, &[2], (name, &in_groups), &summed, scope);
+                self.operation("stablehlo.convert", &[(sum, &summed)], &[], result, scope)
+            };
+            names.push(name);
+        }
+        names
+    }
+
+    /// The first arguments of a call: tables, keys, values, queries, and segments for queries and again for keys.
+    fn flash_inputs(
+        &mut self,
+        kernel: &TileKernel,
+        inputs: &[(Name, &TensorType)],
+        scope: &str,
+    ) -> Vec<(Name, TensorType)> {
+        let &[smallest, largest, query, key, value, segments] = inputs else {
+            unreachable!("the first operands of both passes are these")
+        };
+        let mut bounds = [smallest, largest].into_iter();
+        let mut arguments = Vec::new();
+        for table in &kernel.tables {
+            let ty = TensorType::new(DType::I32, [table.length]);
+            match &table.entries {
+                Some(entries) => {
+                    let value = format!("value = dense<{}> : {}", list(entries), tensor(&ty));
+                    let name = self.operation("stablehlo.constant", &[], &[value], &ty, scope);
+                    arguments.push((name, ty));
+                }
+                None => {
+                    let table = bounds.next().expect("two tables depend on data");
+                    arguments.push(self.reshaped(table, ty, scope));
+                }
+            }
+        }
+        let operands = [key, value, query, segments, segments];
+        for (operand, window) in operands.into_iter().zip(&kernel.windows) {
+            let ty = TensorType::new(window.dtype, window.dims.clone());
+            arguments.push(self.reshaped(operand, ty, scope));
+        }
+        arguments
+    }
+
+    fn reshaped(&mut self, value: (Name, &TensorType), ty: TensorType, scope: &str) -> (Name, TensorType) {
+        if *value.1 == ty {
+            return (value.0, ty);
+        }
+        (self.operation("stablehlo.reshape", &[value], &[], &ty, scope), ty)
+    }
+
+    /// Prints the call of a kernel with dense row-major operands and results.
+    fn tile_kernel(
+        &mut self,
+        kernel: &TileKernel,
+        arguments: &[(Name, TensorType)],
+        scope: &str,
+    ) -> Vec<(Name, TensorType)> {
+        let windows = kernel.windows[kernel.num_operands()..].iter();
+        let results: Vec<TensorType> =
+            windows.map(|window| TensorType::new(window.dtype, window.dims.clone())).collect();
+        let layouts = |types: &mut dyn Iterator<Item = usize>| list(types.map(row_major));
+        let attributes = [
+            format!("call_target_name = {}", string(CALL)),
+            format!("backend_config = {}", string(&kernel.call_configuration())),
+            format!("kernel_name = {}", string(&kernel.name)),
+            format!("operand_layouts = {}", layouts(&mut arguments.iter().map(|(_, ty)| ty.rank()))),
+            format!("result_layouts = {}", layouts(&mut results.iter().map(TensorType::rank))),
+        ];
+        let arguments: Vec<(Name, &TensorType)> = arguments.iter().map(|(name, ty)| (*name, ty)).collect();
+        let types: Vec<&TensorType> = results.iter().collect();
+        let names = self.variadic("stablehlo.custom_call", &arguments, &attributes, &types, scope);
+        names.into_iter().zip(results).collect()
+    }
+}
+
+/// The attention that a call computes.
+fn flash_of(kernel: &Kernel, operands: &[&TensorType]) -> Option<Flash> {
+    let attribute =
+        |name: &str| kernel.attributes.iter().find(|(own, _)| *own == name).map_or(0, |(_, value)| *value);
+    let size = |name: &str| Some(attribute(name) as usize).filter(|size| *size != 0);
+    let mask = Mask {
+        causal: attribute(attributes::CAUSAL) == 1,
+        window: size(attributes::WINDOW),
+        chunk: size(attributes::CHUNK),
+    };
+    let soft_cap = Some(f32::from_bits(attribute(attributes::SOFT_CAP) as u32)).filter(|cap| *cap != 0.0);
+    let [smallest, _, query, key, value, ..] = operands else { return None };
+    let ([_, num_blocks], [batch, kv_heads, group, length, head_dim], [.., value_dim]) =
+        (&smallest.dims[..], &query.dims[..], &value.dims[..])
+    else {
+        return None;
+    };
+    let sizes = Sizes {
+        batch: *batch,
+        kv_heads: *kv_heads,
+        group: *group,
+        length: *length,
+        head_dim: *head_dim,
+        value_dim: *value_dim,
+    };
+    if key.dtype != query.dtype || value.dtype != query.dtype {
+        return None;
+    }
+    Flash::new(sizes, query.dtype, mask, soft_cap, length / num_blocks).ok()
+}

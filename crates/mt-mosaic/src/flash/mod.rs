@@ -1,0 +1,247 @@
+//! Attention in blocks, with a running maximum and sum (Dao et al., 2022).
+//!
+//! The grid has a step for each pair of blocks of queries and keys that the mask does not hide, so that hidden pairs take no
+//! time. Pairs without a common segment are skipped too: the smallest and the largest segment of each block are known in
+//! scalar memory.
+
+mod backward;
+mod forward;
+
+use mt_shape::DType;
+
+use crate::{Binary, Builder, Comparison, Condition, KernelError, Place, Scalar, Tile, Unary, Value};
+
+/// Columns of a vector register. Numbers of rows are kept in a whole register, with equal columns.
+const LANES: usize = 128;
+/// The most positions in a block: larger tiles of logits leave no vector memory for the next windows.
+const LARGEST_BLOCK: usize = 512;
+/// The value of masked logits.
+const MASKED: f64 = -1e30;
+/// The segment of positions that pad the last block: no token has it, and it is above all others, so that the block's range of
+/// segments contains no earlier one.
+pub const FILLER: i32 = 1 << 30;
+
+/// The sizes of attention within whole sequences, on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    pub batch: usize,
+    pub kv_heads: usize,
+    /// Query heads that share keys and values.
+    pub group: usize,
+    pub length: usize,
+    pub head_dim: usize,
+    pub value_dim: usize,
+}
+
+/// The keys of its own segment that a query sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mask {
+    /// Whether a query sees only keys at or before its own place.
+    pub causal: bool,
+    /// With a window of `w`, a query sees only keys above `place - w`.
+    pub window: Option<usize>,
+    /// With chunks of `c`, a query sees only keys with the same `place / c`, rounded down.
+    pub chunk: Option<usize>,
+}
+
+/// Attention as a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Flash {
+    sizes: Sizes,
+    mask: Mask,
+    soft_cap: Option<f32>,
+    block: usize,
+}
+
+/// Attention for which there is no kernel.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Misfit {
+    #[error("queries, keys and values are of `{}`, not `bf16`", .0.name())]
+    Type(DType),
+    #[error("heads have {0} dimensions, not a multiple of {LANES}")]
+    Width(usize),
+    #[error("chunks of {chunk} positions are not whole blocks of {block}")]
+    Chunk { chunk: usize, block: usize },
+    #[error("the mask is not causal")]
+    NotCausal,
+    #[error("{0}")]
+    Kernel(#[from] KernelError),
+}
+
+/// Positions in a block of rows of `length`.
+pub fn block_of(length: usize) -> usize {
+    // An eighth more positions take less time than smaller blocks.
+    let mut blocks = (1..=LARGEST_BLOCK / LANES).rev().map(|registers| registers * LANES);
+    let is_little = |block: &usize| 8 * (length.next_multiple_of(*block) - length) <= length;
+    blocks.find(is_little).unwrap_or(LANES)
+}
+
+impl Flash {
+    /// Attention of these sizes in type `dtype`, if there is a kernel of it. `block` is a multiple of 128, such as that of
+    /// [`block_of`].
+    ///
+    /// # Errors
+    /// Sizes, types or the mask do not suit the kernel.
+    pub fn new(
+        sizes: Sizes,
+        dtype: DType,
+        mask: Mask,
+        soft_cap: Option<f32>,
+        block: usize,
+    ) -> Result<Self, Misfit> {
+        if dtype != DType::BF16 {
+            return Err(Misfit::Type(dtype));
+        }
+        for width in [sizes.head_dim, sizes.value_dim] {
+            if !width.is_multiple_of(LANES) || width == 0 {
+                return Err(Misfit::Width(width));
+            }
+        }
+        if let Some(chunk) = mask.chunk.filter(|chunk| !chunk.is_multiple_of(block) && *chunk < sizes.length)
+        {
+            return Err(Misfit::Chunk { chunk, block });
+        }
+        let flash = Self { sizes, mask, soft_cap, block };
+        flash.forward()?;
+        Ok(flash)
+    }
+
+    /// The number of positions of the kernel's operands: rows are padded to whole blocks.
+    pub fn padded_length(&self) -> usize {
+        self.sizes.length.next_multiple_of(self.block)
+    }
+
+    /// Positions in a block of queries or keys.
+    pub fn block(&self) -> usize {
+        self.block
+    }
+
+    fn heads(&self) -> usize {
+        self.sizes.kv_heads * self.sizes.group
+    }
+
+    fn num_blocks(&self) -> usize {
+        self.padded_length() / self.block
+    }
+
+    /// Whether some query of a block sees some key of another, by their places.
+    fn is_visible(&self, row: usize, column: usize) -> bool {
+        let Mask { causal, window, chunk } = self.mask;
+        let start = |block: usize| block * self.block;
+        (!causal || column <= row)
+            && window.is_none_or(|window| start(column + 1) - 1 + window > start(row))
+            && chunk.is_none_or(|chunk| start(row) / chunk == start(column) / chunk)
+    }
+
+    /// Pairs of blocks of queries and keys, in the order of the grid.
+    fn pairs(&self) -> Vec<(usize, usize)> {
+        let blocks = 0..self.num_blocks();
+        let all = blocks.clone().flat_map(|row| blocks.clone().map(move |column| (row, column)));
+        all.filter(|(row, column)| self.is_visible(*row, *column)).collect()
+    }
+
+    /// Declares queries, keys, values, and segments for queries and again for keys.
+    fn inputs(&self, builder: &mut Builder, row: &Scalar, column: &Scalar) -> Inputs {
+        let Sizes { batch, kv_heads, group, head_dim, value_dim, .. } = self.sizes;
+        let (heads, length, block) = (self.heads(), self.padded_length(), self.block);
+        let (row_of_batch, head, zero) = (Scalar::Grid(0), Scalar::Grid(1), Scalar::Constant(0));
+        let kv_head = if group == 1 { head.clone() } else { head / group };
+        let of_key = [row_of_batch.clone(), kv_head, column.clone(), zero.clone()];
+        let mut keys = |width: usize| {
+            builder.operand(DType::BF16, &[batch, kv_heads, length, width], &[1, 1, block, width], &of_key)
+        };
+        let (key, value) = (keys(head_dim), keys(value_dim));
+        let dims = [batch, heads, length, head_dim];
+        let query = builder.operand(DType::BF16, &dims, &[1, 1, block, head_dim], &of_query(row));
+        let mut segments = |block_of: &Scalar| {
+            let index = [row_of_batch.clone(), zero.clone(), block_of.clone()];
+            builder.operand(DType::I32, &[batch, 1, length], &[1, 1, block], &index)
+        };
+        let (query_segments, key_segments) = (segments(row), segments(column));
+        Inputs { key, value, query, query_segments, key_segments }
+    }
+
+    /// Declares the tables of the smallest and largest segment of each block; returns the condition that blocks may have a
+    /// segment in common.
+    fn common_segment(&self, builder: &mut Builder, row: &Scalar, column: &Scalar) -> Condition {
+        let num_blocks = self.num_blocks();
+        let smallest = builder.table_of_data(self.sizes.batch * num_blocks);
+        let largest = builder.table_of_data(self.sizes.batch * num_blocks);
+        let entry =
+            |table: usize, block: &Scalar| (Scalar::Grid(0) * num_blocks + block.clone()).entry(table);
+        entry(smallest, row)
+            .compares(Comparison::AtMost, entry(largest, column))
+            .and(entry(smallest, column).compares(Comparison::AtMost, entry(largest, row)))
+    }
+
+    /// Tables of the pairs' first and second blocks. The first table has an entry before the first pair and one after the
+    /// last, so that changes can be seen.
+    fn tables(builder: &mut Builder, pairs: &[(usize, usize)]) -> [usize; 2] {
+        let firsts = pairs.iter().map(|pair| pair.0 as i32);
+        let firsts = std::iter::once(-1).chain(firsts).chain([-1]).collect();
+        let seconds = pairs.iter().map(|pair| pair.1 as i32).collect();
+        [builder.table(firsts), builder.table(seconds)]
+    }
+
+    /// Segments of a block as a column in whole registers.
+    fn in_rows(&self, b: &mut Builder, segments: &Place) -> Value {
+        let segments = b.load(segments);
+        let segments = b.broadcast(segments, LANES, self.block);
+        b.transpose(segments)
+    }
+
+    fn capped(&self, b: &mut Builder, logits: Value) -> Value {
+        let Some(cap) = self.soft_cap else { return logits };
+        let cap = b.constant(Tile::f32(self.block, self.block), f64::from(cap));
+        let share = b.binary(Binary::Divide, logits, cap);
+        let share = b.unary(Unary::Tanh, share);
+        b.binary(Binary::Multiply, share, cap)
+    }
+
+    /// Whether each query sees each key, by segments and places. The tiles of segments have the size of a pair of blocks,
+    /// `distance` has the number of positions from key to query less that between their blocks, and `offset` is the first
+    /// key's place less that of the first query.
+    fn mask(
+        &self,
+        b: &mut Builder,
+        segments: [Value; 2],
+        distance: impl FnOnce(&mut Builder) -> Value,
+        offset: &Scalar,
+    ) -> Value {
+        let pair = Tile::i32(self.block, self.block);
+        let mut mask = b.compare(Comparison::Equal, segments[0], segments[1]);
+        let Mask { causal, window, .. } = self.mask;
+        if causal || window.is_some() {
+            let distance = distance(b);
+            if causal {
+                let least = b.scalar(pair, offset.clone());
+                let sees = b.compare(Comparison::AtMost, least, distance);
+                mask = b.binary(Binary::And, mask, sees);
+            }
+            if let Some(window) = window {
+                let end = b.scalar(pair, offset.clone() + window);
+                let sees = b.compare(Comparison::Less, distance, end);
+                mask = b.binary(Binary::And, mask, sees);
+            }
+        }
+        mask
+    }
+}
+
+/// The index of a window of queries, or of an array with their dimensions.
+fn of_query(row: &Scalar) -> [Scalar; 4] {
+    [Scalar::Grid(0), Scalar::Grid(1), row.clone(), Scalar::Constant(0)]
+}
+
+/// The index of a window of a number for each query.
+fn of_query_number(row: &Scalar) -> [Scalar; 4] {
+    [Scalar::Grid(0), Scalar::Grid(1), Scalar::Constant(0), row.clone()]
+}
+
+struct Inputs {
+    key: Place,
+    value: Place,
+    query: Place,
+    query_segments: Place,
+    key_segments: Place,
+}

@@ -1,0 +1,261 @@
+//! The tile language.
+
+use std::fmt;
+
+use mt_shape::DType;
+
+use crate::scalar::{Condition, Scalar};
+
+/// A kernel: a body that runs for each step of a grid, in order, the last axis fastest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kernel {
+    pub name: String,
+    pub grid: Vec<usize>,
+    /// The number of leading axes of the grid whose steps do not depend on each other.
+    pub num_parallel: usize,
+    /// Arrays of integers in scalar memory, the first operands of a call.
+    pub tables: Vec<Table>,
+    /// Windows of the other operands, then those of the results.
+    pub windows: Vec<Window>,
+    pub num_results: usize,
+    /// Memory that keeps its contents from step to step.
+    pub scratch: Vec<Scratch>,
+    pub body: Vec<Statement>,
+    /// The number of values that the body names.
+    pub num_values: usize,
+}
+
+/// A one-dimensional array of `i32` in scalar memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    pub length: usize,
+    /// The entries, if they do not depend on data.
+    pub entries: Option<Vec<i32>>,
+}
+
+/// A block of an array that is in vector memory during a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub dtype: DType,
+    /// The dimensions of the array.
+    pub dims: Vec<usize>,
+    /// The sizes of a block: 1 for all but the last two dimensions.
+    pub block: Vec<usize>,
+    /// The position of a step's block in each dimension, in blocks.
+    pub index: Vec<Scalar>,
+}
+
+/// Tiles in vector memory that keep their contents from step to step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scratch {
+    pub tile: Tile,
+    pub count: usize,
+}
+
+/// The type of a matrix in vector memory or registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    pub dtype: DType,
+    pub rows: usize,
+    pub columns: usize,
+}
+
+/// The number of a value. Each is assigned once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Value(pub usize);
+
+/// A statement of a body.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Statement {
+    /// Names the result of an operation.
+    Let(Value, Operation),
+    /// Overwrites a result's window or scratch memory.
+    Store(Place, Value),
+    /// Runs statements if a condition holds.
+    If(Condition, Vec<Statement>),
+}
+
+/// Memory that tiles are loaded from and stored to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Window(usize),
+    /// One of the tiles of scratch memory, by its index.
+    Scratch(usize, Scalar),
+}
+
+/// An operation that yields a tile.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operation {
+    Load(Place),
+    /// A tile of equal elements.
+    Constant(Tile, f64),
+    /// A tile of `i32` whose elements are all the value of a scalar.
+    Scalar(Tile, Scalar),
+    /// A tile of `i32` whose elements are their index along a dimension: 0 counts rows, 1 columns.
+    Iota(Tile, usize),
+    /// The product of two matrices in `f32`, which contracts these dimensions of the left and the right operand.
+    Product {
+        left: Value,
+        right: Value,
+        contract: [usize; 2],
+    },
+    Unary(Unary, Value),
+    Binary(Binary, Value, Value),
+    Compare(Comparison, Value, Value),
+    /// Elements of the second value where the first is true, else those of the third.
+    Select(Value, Value, Value),
+    Cast(Value, DType),
+    /// Combines a dimension into one of size 1.
+    Reduce(Reduction, Value, usize),
+    /// Repeats a dimension of size 1 up to the sizes of a tile.
+    Broadcast(Value, usize, usize),
+    /// Copies of a tile beside each other.
+    Repeat(Value, usize),
+    Transpose(Value),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unary {
+    Exponential,
+    Logarithm,
+    Tanh,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binary {
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    Maximum,
+    /// Both hold; for tiles of `bool`.
+    And,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    Equal,
+    Different,
+    Less,
+    AtMost,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    Sum,
+    Maximum,
+}
+
+impl Comparison {
+    pub(crate) fn of(self, left: i32, right: i32) -> bool {
+        match self {
+            Self::Equal => left == right,
+            Self::Different => left != right,
+            Self::Less => left < right,
+            Self::AtMost => left <= right,
+        }
+    }
+}
+
+impl Tile {
+    /// A tile of `f32`.
+    pub const fn f32(rows: usize, columns: usize) -> Self {
+        Self { dtype: DType::F32, rows, columns }
+    }
+
+    /// A tile of `i32`.
+    pub const fn i32(rows: usize, columns: usize) -> Self {
+        Self { dtype: DType::I32, rows, columns }
+    }
+
+    /// With elements of another type.
+    #[must_use]
+    pub const fn of(self, dtype: DType) -> Self {
+        Self { dtype, ..self }
+    }
+
+    /// The number of its elements.
+    pub const fn num_elements(self) -> usize {
+        self.rows * self.columns
+    }
+
+    /// Its bytes in vector memory, whose registers have 8 rows of 128 columns of 32 bits.
+    pub fn bytes(self) -> usize {
+        let packed = 4 / self.dtype.byte_size().clamp(1, 4);
+        self.rows.next_multiple_of(8 * packed) * self.columns.next_multiple_of(128) * self.dtype.byte_size()
+    }
+}
+
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[{}, {}]", self.dtype.name(), self.rows, self.columns)
+    }
+}
+
+impl Window {
+    /// The tile that a block is.
+    pub fn tile(&self) -> Tile {
+        let [.., rows, columns] = self.block[..] else {
+            return Tile { dtype: self.dtype, rows: 1, columns: self.block.iter().product() };
+        };
+        Tile { dtype: self.dtype, rows, columns }
+    }
+
+    /// The number of blocks in each dimension.
+    pub(crate) fn num_blocks(&self) -> Vec<usize> {
+        self.dims.iter().zip(&self.block).map(|(size, block)| size / (*block).max(1)).collect()
+    }
+}
+
+impl Kernel {
+    /// The number of windows of operands, which come before those of results.
+    pub fn num_operands(&self) -> usize {
+        self.windows.len() - self.num_results
+    }
+
+    /// The number of steps of the grid.
+    pub fn num_steps(&self) -> usize {
+        self.grid.iter().product()
+    }
+
+    /// The steps in which each branch of the body runs at most: comparisons that depend on data may hold.
+    pub fn most_branch_runs(&self) -> Vec<usize> {
+        let branches = self.body.iter().filter_map(|statement| match statement {
+            Statement::If(condition, _) => Some(condition),
+            Statement::Let(..) | Statement::Store(..) => None,
+        });
+        branches.map(|condition| self.most_runs(condition)).collect()
+    }
+
+    fn most_runs(&self, condition: &Condition) -> usize {
+        let is_known = |scalar: &Scalar| !scalar.is_of_data(&self.tables);
+        let known = condition.0.iter().filter(|(_, left, right)| is_known(left) && is_known(right));
+        let known = Condition(known.cloned().collect());
+        let axes = known.axes();
+        let tables = self.known_entries();
+        let mut runs = 0;
+        self.for_each_step(&axes, &mut |step| {
+            runs += usize::from(known.holds(step, &tables) == Some(true));
+            Ok::<(), std::convert::Infallible>(())
+        })
+        .unwrap_or_else(|never| match never {});
+        let others = (0..self.grid.len()).filter(|axis| !axes.contains(axis));
+        runs * others.map(|axis| self.grid[axis]).product::<usize>()
+    }
+
+    /// Whether a place is one that statements may write.
+    pub(crate) fn is_written(&self, place: &Place) -> bool {
+        match place {
+            Place::Window(window) => *window >= self.num_operands(),
+            Place::Scratch(..) => true,
+        }
+    }
+
+    /// The tile at a place; `None` if the kernel has no such place.
+    pub fn tile_of(&self, place: &Place) -> Option<Tile> {
+        match place {
+            Place::Window(window) => self.windows.get(*window).map(Window::tile),
+            Place::Scratch(scratch, _) => self.scratch.get(*scratch).map(|scratch| scratch.tile),
+        }
+    }
+}
