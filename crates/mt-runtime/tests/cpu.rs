@@ -56,6 +56,7 @@ fn update(dims: &[usize], constant: u32) -> Program {
         outputs: vec![value("weights", &ty, &sharding, false)],
         temporaries: Vec::new(),
         counts: mt_ir::Counts::default(),
+        notes: Vec::new(),
     }
 }
 
@@ -267,6 +268,7 @@ fn sharded_update() -> Program {
         ],
         temporaries: Vec::new(),
         counts: mt_ir::Counts::default(),
+        notes: Vec::new(),
         mesh,
     }
 }
@@ -405,6 +407,7 @@ fn chain(dtype: DType, size: usize, length: usize) -> Program {
         outputs: vec![value("r", &TensorType::new(DType::F32, [size, size]), &sharding, false)],
         temporaries: Vec::new(),
         counts: mt_ir::Counts::default(),
+        notes: Vec::new(),
     }
 }
 
@@ -472,6 +475,7 @@ fn collectives_of_loops_are_counted_with_their_turns() {
         outputs: vec![value("r", &ty, &Sharding::replicated(mesh, 2), false)],
         temporaries: Vec::new(),
         counts: mt_ir::Counts::default(),
+        notes: Vec::new(),
     };
     let collectives = compile(testing::cpu(8), &program).collectives().unwrap();
     let of_kind = |kind: &str| -> Vec<(u64, u64)> {

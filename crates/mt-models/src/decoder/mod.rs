@@ -538,11 +538,11 @@ impl Storage for Decoder {
     }
 
     fn file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
-        hugging_face::file_tensors(self, false)
+        hugging_face::file_tensors(self)
     }
 
     fn alternative_file_tensors(&self) -> Result<Vec<FileTensor>, ModelError> {
-        hugging_face::file_tensors(self, true)
+        hugging_face::alternative_file_tensors(self)
     }
 
     fn other_names(&self, name: &str) -> Vec<String> {

@@ -28,7 +28,8 @@ pub(crate) use peft::{adapted_tensors, peft_options};
 pub use quantized::{Quantized, quantization_of};
 pub use source::{check_files, has_tensor, num_prediction_modules, read_tensor, tensor_dims};
 pub use tensors::{
-    FileTensor, Lanes, TensorSection, adapter_tensors, file_tensors, section_blocks, tensor_bytes,
+    FileTensor, Lanes, TensorSection, adapter_tensors, alternative_file_tensors, file_tensors,
+    section_blocks, tensor_bytes,
 };
 pub(crate) use weights::for_each_tensor;
 pub use weights::{Weights, generation_config, is_hugging_face, write_adapters, write_weights};

@@ -123,12 +123,23 @@ impl FileTensor {
     }
 }
 
-/// All tensors of a model in Hugging Face's files, sorted by name: those that are written, or the alternative ones that
-/// files may have in their place.
+/// All tensors of a model in Hugging Face's files, sorted by name.
 ///
 /// # Errors
 /// The family has no published models.
-pub fn file_tensors(model: &Decoder, is_alternative: bool) -> Result<Vec<FileTensor>, ModelError> {
+pub fn file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
+    tensors_of_form(model, false)
+}
+
+/// As [`file_tensors`], with the alternative tensors that files may have in place of some.
+///
+/// # Errors
+/// The family has no published models.
+pub fn alternative_file_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
+    tensors_of_form(model, true)
+}
+
+fn tensors_of_form(model: &Decoder, is_alternative: bool) -> Result<Vec<FileTensor>, ModelError> {
     let family = model.family().hugging_face.as_ref().ok_or(ModelError::NoHuggingFaceForm)?;
     let all = family.tensors.iter().copied().flatten().chain(SCORE).chain(FUSION);
     let (alternatives, written): (Vec<&TensorName>, Vec<&TensorName>) =
@@ -212,7 +223,7 @@ pub(super) const PEFT_PREFIX: &str = "base_model.model.";
 /// # Errors
 /// The family has no published models, or a weight with an adapter shares its tensor with others.
 pub fn adapter_tensors(model: &Decoder) -> Result<Vec<FileTensor>, ModelError> {
-    let of_weights = file_tensors(model, false)?;
+    let of_weights = file_tensors(model)?;
     let parameters = model.parameters();
     let mut tensors = Vec::new();
     for (index, (path, spec)) in parameters.iter().enumerate() {
