@@ -8,8 +8,15 @@ use proptest::{prelude::*, sample::Index};
 use serde_json::{Map, Value, json};
 
 /// Keys that control the layers and thereby other keys, and `steps`, which may follow from another key.
-const ABOUT_LAYERS: &[&str] =
-    &["base_config", "custom_mesh_and_rule", "model_name", "resolved", "steps", "student_overrides"];
+const ABOUT_LAYERS: &[&str] = &[
+    "base_config",
+    "convert_checkpoint_if_possible",
+    "custom_mesh_and_rule",
+    "model_name",
+    "resolved",
+    "steps",
+    "student_overrides",
+];
 
 /// Models with rules, nested values and their own dimensions.
 const MODELS: &[&str] = &["llama2-7b", "gemma3-4b", "deepseek3-671b", "llama3.1-8b"];
