@@ -242,19 +242,7 @@ impl Dataset {
                 identity.add("synthetic", *vocab_size as u64, 0);
                 ("`synthetic`".to_string(), Documents::Synthetic { vocab_size: *vocab_size })
             }
-            Source::Text { files, document } => {
-                let paths = files::expand(files)?;
-                let documents = match document {
-                    TextDocument::File => Documents::Files(FileDocuments::open(paths, &mut identity, watch)?),
-                    TextDocument::Line => Documents::Lines(LineDocuments::open(
-                        paths,
-                        LineContent::Line,
-                        &mut identity,
-                        (watch, &damaged),
-                    )?),
-                };
-                (files::quoted(files), documents)
-            }
+            Source::Text { files, document } => text(files, document, &mut identity, (watch, &damaged))?,
             Source::JsonLines { files, column } => {
                 let content = ExampleColumns::Text(column.clone());
                 records(files, RecordFormat::JsonLines, &content, &mut identity, (watch, &damaged))?
@@ -496,6 +484,23 @@ impl Dataset {
             (_, Some(key)) => Order::shuffled(self.num_documents(), key),
         }
     }
+}
+
+/// The name and the documents of text files.
+fn text(
+    files: &[String],
+    document: &TextDocument,
+    identity: &mut Identity,
+    (watch, damaged): (Watch<'_>, &DamagedFiles),
+) -> Result<(String, Documents)> {
+    let paths = files::expand(files)?;
+    let documents = match document {
+        TextDocument::File => Documents::Files(FileDocuments::open(paths, identity, watch)?),
+        TextDocument::Line => {
+            Documents::Lines(LineDocuments::open(paths, LineContent::Line, identity, (watch, damaged))?)
+        }
+    };
+    Ok((files::quoted(files), documents))
 }
 
 /// The name and the documents of files of records.
