@@ -4,6 +4,7 @@
 #[cfg(feature = "clients")]
 mod clients;
 mod gguf;
+#[cfg(feature = "clients")]
 mod hub;
 #[path = "../../../mt-checkpoint/tests/interop/python.rs"]
 mod python;
