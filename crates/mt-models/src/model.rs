@@ -70,7 +70,7 @@ pub enum ModelError {
     #[error("`{path}` has no `{key}`\nhint: the file is damaged, or of another version of its model type")]
     MissingValue { path: PathBuf, key: String },
     #[error(
-        "`{key}` of `{path}` is `{value}`, which is not built yet: {feature}\nhint: docs/hugging-face.md lists the models that can be read"
+        "`{key}` of `{path}` is `{value}`, but {feature} is not built yet\nhint: docs/hugging-face.md lists the models that can be read"
     )]
     NotBuilt { path: PathBuf, key: String, value: String, feature: String },
     #[error("`{key}` of `{path}` is {problem}\nhint: {hint}")]
