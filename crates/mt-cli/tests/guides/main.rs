@@ -30,6 +30,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("maxtext checkpoint verify s3://", "needs a bucket; `train::storage` has one"),
     ("maxtext decode load_parameters_path=hf://", "needs the Hugging Face hub; `train::storage` has one"),
     ("maxtext sft load_parameters_path=hf://", "needs the Hugging Face hub; `train::storage` has one"),
+    ("maxtext checkpoint export --output hf://", "needs the Hugging Face hub; `train::storage` has one"),
     ("maxtext serve ", "runs until a signal; the suite `interop` serves a model"),
     ("maxtext bench serve", "needs a running server"),
     ("source <(maxtext completion zsh)", "needs zsh"),
