@@ -137,13 +137,13 @@ fn azure() {
     drive(&[(URL, "az://container/runs/run"), ("AZURE_STORAGE_CONNECTION_STRING", &connection)]);
 }
 
-/// The emulator speaks the JSON API; `interop/google.py` turns requests of the XML API, which the clients of
+/// The emulator speaks the JSON API; `interop/google_storage.py` turns requests of the XML API, which the clients of
 /// `object_store` send, into its own.
 #[test]
 fn google() {
     let address = address();
     let mut command = Command::new(EMULATOR.create().join("bin/python"));
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/google.py"));
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/google_storage.py"));
     command.args([address.rsplit(':').next().unwrap(), "bucket"]);
     let server = Server::start(command, &address);
     drive(&[(URL, "gs://bucket/runs/run"), ("STORAGE_EMULATOR_HOST", &server.address)]);

@@ -1,4 +1,4 @@
-"""Google's XML API in front of gcp-storage-emulator, which stores the objects and speaks the JSON API: google.py PORT BUCKET.
+"""Google's XML API in front of gcp-storage-emulator, which stores the objects and speaks the JSON API: google_storage.py PORT BUCKET.
 
 The emulator knows no conditions on generations and no uploads in pieces of the XML API. Conditions are checked here, under
 a lock, and pieces are objects of the emulator that its `compose` joins.
