@@ -53,6 +53,7 @@ pub use named::{Named, model_names, nearest_names, preset_names};
 pub use notice::Notice;
 pub use origin::Origin;
 pub use preset_command::{PRESET_COMMANDS, PresetCommand};
+pub use published::WEIGHTS_KEYS;
 pub use record::RunRecord;
 pub use reference::{explain, reference_page};
 pub use resolve::{ModelDescription, Request};

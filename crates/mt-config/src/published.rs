@@ -4,8 +4,8 @@ use crate::{config::Config, error::Problem, origin::Origin};
 
 /// The key that asks for the weights of a named model.
 const KEY: &str = "convert_checkpoint_if_possible";
-/// Keys that name weights.
-const WEIGHTS: &[&str] = &["load_parameters_path", "hf_model_path", "load_full_state_path"];
+/// The keys that name weights; a command uses one of them.
+pub const WEIGHTS_KEYS: [&str; 3] = ["load_parameters_path", "hf_model_path", "load_full_state_path"];
 
 /// Named models and their repositories, as MaxText pairs them.
 const REPOSITORIES: &[(&str, &str)] = &[
@@ -53,7 +53,7 @@ impl Config {
         let asks = self.entry(KEY);
         let is_asked = asks.value == true && asks.origin.is_given();
         let is_set = |key: &&str| self.entry(key).value.as_str().is_some_and(|path| !path.is_empty());
-        if !is_asked || WEIGHTS.iter().any(is_set) {
+        if !is_asked || WEIGHTS_KEYS.iter().any(is_set) {
             return;
         }
         let model = self.entry("model_name").value.as_str().unwrap_or_default();

@@ -491,7 +491,7 @@ impl PackingStream {
         Ok(())
     }
 
-    /// Whether each row is one document, cut to its length.
+    /// True for rows of one document each, cut to the row's length.
     fn makes_rows_of_documents(&self) -> bool {
         self.options.packing == Packing::Off && self.options.drops_long_ends()
     }

@@ -195,7 +195,7 @@ impl Kernel {
         Ok(tile)
     }
 
-    /// Whether a scalar that does not depend on data is an index below `bound` at each step.
+    /// True for a scalar that is an index below `bound` at each step; the scalar does not depend on data.
     fn check_bound(&self, index: &Scalar, bound: usize, kind: &str) -> Result<(), String> {
         self.check_scalar(index)?;
         if index.is_of_data(&self.tables) {

@@ -243,7 +243,7 @@ impl Kernel {
         runs * others.map(|axis| self.grid[axis]).product::<usize>()
     }
 
-    /// Whether a place is one that statements may write.
+    /// Recognizes the places that statements may write.
     pub(crate) fn is_written(&self, place: &Place) -> bool {
         match place {
             Place::Window(window) => *window >= self.num_operands(),

@@ -78,6 +78,7 @@ impl Trainer {
         *moved = Some((self.next_step, arrays.clone()));
         Ok(SamplerParameters::Moved(arrays))
     }
+
     /// Keeps the present parameters for sampling while the next step trains, if the sampler has devices of its own.
     pub(crate) fn hold_sampler_parameters(&self) -> Result<(), TrainError> {
         self.sampler_parameters()?;

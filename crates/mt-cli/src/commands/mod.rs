@@ -25,8 +25,8 @@ use std::path::{Path, PathBuf};
 
 use mt_checkpoint::SkippedStep;
 use mt_config::{
-    CheckpointGroup, Config, Hardware, ModelDescription, Notice, Request, RunGroup, run_directory_of,
-    saved_config_path,
+    CheckpointGroup, Config, Hardware, ModelDescription, Notice, Request, RunGroup, WEIGHTS_KEYS,
+    run_directory_of, saved_config_path,
 };
 use mt_models::hugging_face;
 use mt_runtime::Installation;
@@ -52,6 +52,11 @@ pub fn resolve(request: &Request) -> Result<Config, Failure> {
         None => config,
     };
     with_adapter_settings(config)
+}
+
+/// As [`resolve`], with the settings of the tokenizer that a run that trains takes from the weights with which it begins.
+pub fn resolve_training(request: &Request) -> Result<Config, Failure> {
+    decode::with_tokenizer_settings(resolve(request)?)
 }
 
 /// The description of a published model.
@@ -80,9 +85,6 @@ pub fn published(config: &Config) -> Option<PathBuf> {
     // the missing file.
     (group.hf_model_path.is_some() || hugging_face::is_hugging_face(path)).then(|| path.to_owned())
 }
-
-/// The keys that name weights; a command uses one of them.
-pub const WEIGHTS_KEYS: [&str; 3] = ["load_parameters_path", "hf_model_path", "load_full_state_path"];
 
 /// A request for the weights of a run, on top of that run's configuration. `given` is the request resolved without it.
 pub fn over_run(request: Request, given: &Config, run: &Path) -> Request {

@@ -47,6 +47,21 @@ pub const PROMPTS: &[&str] = &["hf_train_files=prompts.jsonl", "reward_functions
 const LENGTHS: &str = "reward_command=python3 -u -c 'import json, sys\n\
     for line in sys.stdin: print(json.dumps({\"reward\": sum(json.loads(line)[\"completion\"].encode()) % 7}))'";
 
+/// The keys of models that are trained by other commands, in the shape of `rl.yml`, for longer texts.
+pub const BESIDE: &[&str] = &[
+    "tokenizer_type=byte",
+    "vocab_size=260",
+    "base_emb_dim=32",
+    "base_num_decoder_layers=2",
+    "base_mlp_dim=64",
+    "base_num_query_heads=4",
+    "base_num_kv_heads=2",
+    "head_dim=16",
+    "max_target_length=64",
+    "dtype=float32",
+    "per_device_batch_size=8",
+];
+
 pub fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path("rl.yml"), CONFIG).unwrap();

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     preference::write_rows,
-    rl::{PROMPTS, rl, rows, sandbox},
+    rl::{BESIDE, PROMPTS, rl, rows, sandbox},
     support::{Sandbox, outcome},
 };
 
@@ -22,22 +22,11 @@ fn train_judge(sandbox: &Sandbox) {
         "run_name=judge",
         "base_output_directory=runs",
         "hf_train_files=pairs.jsonl",
-        "tokenizer_type=byte",
-        "vocab_size=260",
-        "base_emb_dim=32",
-        "base_num_decoder_layers=2",
-        "base_mlp_dim=64",
-        "base_num_query_heads=4",
-        "base_num_kv_heads=2",
-        "head_dim=16",
-        "max_target_length=64",
-        "dtype=float32",
-        "per_device_batch_size=8",
         "learning_rate=3e-3",
         "num_epoch=-1",
         "steps=12",
     ];
-    outcome(&mut sandbox.program(&keys)).succeeded();
+    outcome(&mut sandbox.program(&[&keys, BESIDE].concat())).succeeded();
 }
 
 #[test]

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     preference::write_rows,
-    rl::{rows, sandbox},
+    rl::{BESIDE, rows, sandbox},
     rl_models::maxtext,
     support::{Sandbox, outcome},
 };
@@ -24,23 +24,12 @@ fn train_writer(sandbox: &Sandbox) {
         "base_output_directory=runs",
         "hf_train_files=letters.jsonl",
         "train_data_columns=[prompt,answer]",
-        "tokenizer_type=byte",
-        "vocab_size=260",
-        "base_emb_dim=32",
-        "base_num_decoder_layers=2",
-        "base_mlp_dim=64",
-        "base_num_query_heads=4",
-        "base_num_kv_heads=2",
-        "head_dim=16",
-        "max_target_length=64",
-        "dtype=float32",
-        "per_device_batch_size=8",
         "learning_rate=1e-2",
         "learning_rate_schedule_steps=100",
         "num_epoch=-1",
         "steps=60",
     ];
-    outcome(&mut sandbox.program(&keys)).succeeded();
+    outcome(&mut sandbox.program(&[&keys, BESIDE].concat())).succeeded();
 }
 
 const WRITER: &str = "load_parameters_path=runs/writer";

@@ -12,6 +12,7 @@ use crate::{
     config::{Config, not_built},
     error::{ConfigError, Problem},
     origin::Origin,
+    table::experts::WITH_EXPERTS,
 };
 
 group! {
@@ -51,26 +52,11 @@ group! {
     }
 }
 
-/// The families whose layers have experts.
-const WITH_EXPERTS: &[DecoderBlock] = &[
-    DecoderBlock::Mixtral,
-    DecoderBlock::Qwen3Moe,
-    DecoderBlock::Qwen3CustomMoe,
-    DecoderBlock::GptOss,
-    DecoderBlock::DeepSeek,
-    DecoderBlock::DeepSeek4,
-    DecoderBlock::Llama4,
-    DecoderBlock::Gemma4,
-    DecoderBlock::Envy,
-    DecoderBlock::Qwen3Next,
-    DecoderBlock::Qwen35,
-];
-
 impl ExpertsGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         // Families that are not built are reported by themselves.
         let Some(block) = DecoderBlock::from_value(&config.entry("decoder_block").value) else { return };
-        if !WITH_EXPERTS.contains(&block) {
+        if !WITH_EXPERTS.contains(&block.name()) {
             if self.num_experts > 1 {
                 problems.push(without_experts(config));
             }
@@ -325,8 +311,7 @@ const INTERLEAVED_LAYERS: &str = "dense layers between those with experts in thi
 
 /// The problem of experts in a family whose layers have none.
 fn without_experts(config: &Config) -> Problem {
-    let families: Vec<String> =
-        WITH_EXPERTS.iter().map(|block| format!("`decoder_block={}`", block.name())).collect();
+    let families: Vec<String> = WITH_EXPERTS.iter().map(|block| format!("`decoder_block={block}`")).collect();
     Problem::inconsistent(
         format!(
             "{}, but {}, whose layers have no experts",

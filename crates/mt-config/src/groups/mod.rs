@@ -356,7 +356,7 @@ impl FromValue for LogicalRules {
     }
 }
 
-/// Whether a path is a URL of a service that this program does not read, such as `hdfs://bucket/folder`.
+/// Recognizes URLs of services that this program does not read, such as `hdfs://bucket/folder`.
 pub(crate) fn is_in_cloud(path: &str) -> bool {
     let scheme =
         path.trim_start().split_once("://").map(|(scheme, _)| scheme).filter(|_| !is_supported(path));

@@ -6,8 +6,8 @@ use crate::{
     key::{Key, Literal},
 };
 
-/// The families whose layers have experts.
-const WITH_EXPERTS: &[&str] = &[
+/// The values of `decoder_block` whose layers have experts.
+pub(crate) const WITH_EXPERTS: &[&str] = &[
     "mixtral",
     "qwen3_moe",
     "qwen3_custom_moe",

@@ -9,7 +9,7 @@ mod data;
 mod debug;
 mod derived;
 pub(crate) mod encoder;
-mod experts;
+pub(crate) mod experts;
 pub(crate) mod features;
 mod fine_tuning;
 mod inference;

@@ -24,7 +24,7 @@ const MAX_CACHED_WORDS: usize = 1 << 15;
 /// A byte-level tokenizer whose tokens depend on merges alone.
 pub(super) struct ByteLevel {
     divisions: Vec<Division>,
-    /// Whether the text is normalized, so that only texts in composed form are encoded here.
+    /// True for models that normalize texts: only texts in composed form are encoded here.
     normalizes: bool,
     /// The tokens that are searched before the text is normalized, and behind it.
     added: [AddedTokens; 2],

@@ -32,7 +32,7 @@ pub struct TensorName {
     pub stack: Option<LayerStack>,
     /// The models whose files have this name, if other models have another.
     pub when: Option<fn(&DecoderConfig) -> bool>,
-    /// Whether files that are read may have this tensor in place of the other ones of its role, which are written.
+    /// Marks a tensor that files may have, when they are read, in place of the other ones of its role, which are written.
     pub is_alternative: bool,
 }
 

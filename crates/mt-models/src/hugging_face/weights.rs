@@ -43,7 +43,7 @@ impl Weights {
     /// Files cannot be read, or tensors are missing, unused, or of another shape or type.
     pub fn open(model: &dyn Model, path: &Path) -> Result<Self, StateError> {
         let source = TensorSource::open(path)?;
-        let (tensors, specs) = (tensors_of_form(model, &source)?, model.parameters());
+        let (tensors, specs) = (tensors_of_files(model, &source)?, model.parameters());
         let mut names = HashMap::new();
         let (mut missing, mut others) = (Vec::new(), Vec::new());
         for tensor in &tensors {
@@ -457,7 +457,7 @@ fn in_parallel<T: Send>(
 }
 
 /// The tensors of a model in the form that the files have: as they are written, or with alternatives in place of some.
-fn tensors_of_form(model: &dyn Model, source: &TensorSource) -> Result<Vec<FileTensor>, StateError> {
+fn tensors_of_files(model: &dyn Model, source: &TensorSource) -> Result<Vec<FileTensor>, StateError> {
     let is_absent = |tensor: &&FileTensor| {
         let mut candidates = source.candidates(&tensor.name);
         candidates.extend(model.other_names(&tensor.name));

@@ -1,17 +1,16 @@
 //! Runs that MaxText began: states that Orbax wrote in MaxText's layout, continued, and compared with plain JAX and optax.
 //! `tests/goldens/maxtext_states.py` generates the states and the golden values.
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 use mt_checkpoint::{Checkpoint, CheckpointManager, ManagerOptions, RunLock, SaveRequest, StoredValue};
-use mt_data::{
-    Batch, NamedArray,
-    arrays::{INPUTS, INPUTS_POSITION, INPUTS_SEGMENTATION, TARGETS, TARGETS_SEGMENTATION},
-};
 use mt_runtime::testing::cpu;
 use mt_testing::{Golden, assert_close};
 
-use super::training::{Setup, compile};
+use super::{
+    optimizer_space::{ROWS, SHARED, stored_batch},
+    training::{Setup, compile},
+};
 use crate::{
     batch::to_devices,
     measured::Measured,
@@ -20,48 +19,13 @@ use crate::{
 };
 
 /// These constants match the generator's.
-const ROWS: usize = 4;
 const BEFORE: u64 = 3;
 const AFTER: u64 = 5;
-const KEYS: &[&str] = &[
-    "vocab_size=24",
-    "base_emb_dim=12",
-    "base_num_query_heads=2",
-    "base_num_kv_heads=1",
-    "head_dim=6",
-    "base_mlp_dim=16",
-    "max_target_length=10",
-    "per_device_batch_size=4",
-    "normalize_embedding_logits=true",
-    "normalization_layer_epsilon=1e-6",
-    "steps=8",
-    "learning_rate=0.02",
-    "learning_rate_schedule_steps=8",
-    "warmup_steps_fraction=0.25",
-    "gradient_clipping_threshold=0.7",
-    "adam_eps=1e-3",
-    "adam_eps_root=1e-6",
-    "adam_weight_decay=0.3",
-];
+const STEPS: &str = "steps=8";
 const EXPERTS: &[&str] =
     &["num_experts=4", "num_experts_per_tok=2", "base_moe_mlp_dim=16", "load_balance_loss_weight=0"];
 const CHOOSING: &str = ".DeepSeekMoeBlock_0.MoeBlock_0.gate.bias";
 const GATED_BY_GELU: &str = "mlp_activations=['gelu','linear']";
-
-fn batch(golden: &Golden) -> Batch {
-    let array = |(name, of): (&'static str, &str)| NamedArray {
-        name,
-        values: Arc::new(golden.array(&format!("batch.{of}"))),
-    };
-    let arrays = [
-        (INPUTS, "inputs"),
-        (INPUTS_POSITION, "positions"),
-        (INPUTS_SEGMENTATION, "segmentation"),
-        (TARGETS, "targets"),
-        (TARGETS_SEGMENTATION, "segmentation"),
-    ];
-    Batch { rows: ROWS, arrays: arrays.map(array).into(), target_bytes: 0 }
-}
 
 /// Saves a state as a run does.
 fn saved(directory: &Path, state: &TrainState, setup: &Setup) -> Checkpoint {
@@ -78,7 +42,7 @@ fn saved(directory: &Path, state: &TrainState, setup: &Setup) -> Checkpoint {
 fn check(case: &str, family: &[&str]) {
     let scanned = format!("scan_layers={}", case.ends_with("_scanned"));
     let tied = format!("logits_via_embedding={}", case.contains("_tied_"));
-    let keys = [KEYS, family, &[&scanned, &tied]].concat();
+    let keys = [SHARED, family, &[STEPS, &scanned, &tied]].concat();
     let (setup, golden) =
         (Setup::new(&keys, 1), Golden::open(env!("CARGO_MANIFEST_DIR"), "maxtext_states.safetensors"));
     let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/maxtext_states");
@@ -91,7 +55,7 @@ fn check(case: &str, family: &[&str]) {
     let mut state = TrainState::load(runtime, &setup.placement, layout, &before).unwrap();
     let (_, of_batch) = step.inputs().split_at(layout.entries.len());
     let declared = programs.loss.objective.arrays(ROWS);
-    let batch = to_devices(runtime, &declared, of_batch, &batch(&golden), programs.order).unwrap();
+    let batch = to_devices(runtime, &declared, of_batch, &stored_batch(&golden), programs.order).unwrap();
     let losses = golden.numbers(&format!("{case}.losses"));
     let loss = names.iter().position(|name| *name == LOSS).unwrap();
     for (index, expected) in losses.iter().enumerate() {

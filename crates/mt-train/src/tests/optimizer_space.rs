@@ -22,11 +22,11 @@ use crate::{
 };
 
 /// These constants match the generator's.
-const ROWS: usize = 4;
+pub(super) const ROWS: usize = 4;
 const STEPS: usize = 5;
 const CLIP: f64 = 0.7;
-const KEYS: &[&str] = &[
-    "optimizer_space=maxtext",
+/// The model, the schedule and the optimizer.
+pub(super) const SHARED: &[&str] = &[
     "vocab_size=24",
     "base_emb_dim=12",
     "base_num_query_heads=2",
@@ -37,7 +37,6 @@ const KEYS: &[&str] = &[
     "per_device_batch_size=4",
     "normalize_embedding_logits=true",
     "normalization_layer_epsilon=1e-6",
-    "steps=5",
     "learning_rate=0.02",
     "learning_rate_schedule_steps=8",
     "warmup_steps_fraction=0.25",
@@ -45,8 +44,8 @@ const KEYS: &[&str] = &[
     "adam_eps=1e-3",
     "adam_eps_root=1e-6",
     "adam_weight_decay=0.3",
-    "muon_weight_decay=0.2",
 ];
+const KEYS: &[&str] = &["optimizer_space=maxtext", "steps=5", "muon_weight_decay=0.2"];
 
 /// The reference values of all cases.
 struct References(Golden);
@@ -72,21 +71,22 @@ impl References {
         };
         array.layers().into_iter().map(of_layer).collect()
     }
+}
 
-    fn batch(&self) -> Batch {
-        let array = |(name, of): (&'static str, &str)| NamedArray {
-            name,
-            values: Arc::new(self.0.array(&format!("batch.{of}"))),
-        };
-        let arrays = [
-            (INPUTS, "inputs"),
-            (INPUTS_POSITION, "positions"),
-            (INPUTS_SEGMENTATION, "segmentation"),
-            (TARGETS, "targets"),
-            (TARGETS_SEGMENTATION, "segmentation"),
-        ];
-        Batch { rows: ROWS, arrays: arrays.map(array).into(), target_bytes: 0 }
-    }
+/// The batch of golden values.
+pub(super) fn stored_batch(golden: &Golden) -> Batch {
+    let array = |(name, of): (&'static str, &str)| NamedArray {
+        name,
+        values: Arc::new(golden.array(&format!("batch.{of}"))),
+    };
+    let arrays = [
+        (INPUTS, "inputs"),
+        (INPUTS_POSITION, "positions"),
+        (INPUTS_SEGMENTATION, "segmentation"),
+        (TARGETS, "targets"),
+        (TARGETS_SEGMENTATION, "segmentation"),
+    ];
+    Batch { rows: ROWS, arrays: arrays.map(array).into(), target_bytes: 0 }
 }
 
 /// The initial state: weights from the golden, and zeros.
@@ -115,7 +115,7 @@ fn check(family: &[&str], tied: bool, optimizer: &str, way: &[&str]) {
     let case = format!("{model}.{optimizer}");
     let own = [format!("logits_via_embedding={tied}"), format!("opt_type={optimizer}")];
     let keys: Vec<&str> =
-        [KEYS, family, way].concat().into_iter().chain(own.iter().map(String::as_str)).collect();
+        [SHARED, KEYS, family, way].concat().into_iter().chain(own.iter().map(String::as_str)).collect();
     let (setup, golden) = (Setup::new(&keys, 1), References::open());
     let programs = setup.programs();
     let Measured { program, names } = programs.train_step(ROWS).unwrap();
@@ -127,7 +127,7 @@ fn check(family: &[&str], tied: bool, optimizer: &str, way: &[&str]) {
     let arrays = arrays.map(|(input, value)| Array::from_host(runtime, value, &input.sharding).unwrap());
     let mut state = TrainState::of(arrays.collect(), layout);
     let declared = programs.loss.objective.arrays(ROWS);
-    let batch = to_devices(runtime, &declared, of_batch, &golden.batch(), programs.order).unwrap();
+    let batch = to_devices(runtime, &declared, of_batch, &stored_batch(&golden.0), programs.order).unwrap();
     let mut reported: Vec<Vec<f64>> = vec![Vec::new(); names.len()];
     for _ in 0..STEPS {
         let (next, rest) = state.step(&step, layout, batch.iter()).unwrap();

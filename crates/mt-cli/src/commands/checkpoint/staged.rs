@@ -25,7 +25,7 @@ fn rank(file: &Path) -> u8 {
 pub struct Sending {
     /// The first line of the commit.
     pub summary: &'static str,
-    /// Whether weights that are there already are replaced.
+    /// Replaces weights that exist already.
     pub replaces: bool,
 }
 

@@ -10,9 +10,8 @@ use mt_shape::DeviceAttributes;
 use crate::{
     arguments::{Arguments, Check, Command, Compile, Decode, Estimate, Logits, Reward, Serve, Settings},
     commands::{
-        check_output, compile,
-        decode::{self, with_tokenizer_settings},
-        estimate, logits, resolve, serve, warn, warn_of_training, warn_on,
+        check_output, compile, decode, estimate, logits, resolve_training, serve, warn, warn_of_training,
+        warn_on,
     },
     failure::{Failure, print},
 };
@@ -84,7 +83,7 @@ fn check_train(preset: Option<&'static PresetCommand>, settings: Settings) -> Re
     // Presets name weights in stores that this machine need not reach.
     mt_storage::disconnect();
     let request = Request::from_process(settings.settings).with_quick_start().for_command(preset);
-    let config = with_tokenizer_settings(resolve(&request)?)?;
+    let config = resolve_training(&request)?;
     warn(&config);
     // The quick start of such a command has the tokenizer of the run that it adapts, which may not exist yet.
     let config = match preset {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     arguments::Show,
-    commands::{decode::with_tokenizer_settings, resolve, warn},
+    commands::{resolve_training, warn},
     failure::{Failure, print},
 };
 
@@ -19,7 +19,7 @@ pub fn run(mut arguments: Show) -> Result<(), Failure> {
     arguments.json |= settings.take_flag("--json");
     // The values are those of `train`: local weights describe their model.
     mt_storage::disconnect();
-    let config = with_tokenizer_settings(resolve(&Request::from_process(arguments.settings.settings))?)?;
+    let config = resolve_training(&Request::from_process(arguments.settings.settings))?;
     warn(&config);
     if arguments.json {
         print(&object(&config, arguments.changed, arguments.origins))

@@ -8,7 +8,7 @@ use mt_train::{LogitsEnding, LogitsOptions, TrainOptions, save_logits};
 
 use crate::{
     arguments::{DataCheckLogits, DataSaveLogits},
-    commands::{decode::with_tokenizer_settings, resolve, train::repository, warn},
+    commands::{resolve_training, train::repository, warn},
     console::Console,
     failure::{Failure, print},
 };
@@ -46,7 +46,7 @@ pub fn save(mut arguments: DataSaveLogits) -> Result<ExitCode, Failure> {
     }
     let distill = PresetCommand::named("distill");
     let request = Request::from_process(arguments.settings.settings).for_command(distill);
-    let config = with_tokenizer_settings(resolve(&request)?)?;
+    let config = resolve_training(&request)?;
     warn(&config);
     let settings = TrainConfig::from_config(&config)?;
     let length = settings.data.max_target_length;

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 use mt_config::{
     CheckpointGroup, Config, Entry, Origin, Request as ConfigRequest, TokenizerChoice, TokenizerGroup,
-    TokenizerType, TrainConfig, run_directory_of, saved_config_path,
+    TokenizerType, TrainConfig, WEIGHTS_KEYS, run_directory_of, saved_config_path,
 };
 use mt_data::{DataError, Tokenizer};
 use mt_engine::check_checkpoint;
 use mt_models::hugging_face::HuggingFaceConfig;
 
 use crate::{
-    commands::{WEIGHTS_KEYS, over_run, published, resolve, warn, with_adapter_settings},
+    commands::{over_run, published, resolve, warn, with_adapter_settings},
     failure::Failure,
 };
 

@@ -6,7 +6,7 @@ use mt_train::{TrainError, reward_settings};
 use serde_json::{Value, json};
 
 use super::{
-    given_prompt, option_or,
+    given_prompt, in_form_of, option_or,
     output::Output,
     writer::{CHUNK, Draw, Writer, Written, distinct, show_progress},
 };
@@ -110,14 +110,11 @@ fn best<'a>(
 
 /// A line of fine-tuning data.
 fn row(prompt: &Value, written: &Written, verdict: &Verdict) -> Value {
-    let completion = match prompt {
-        Value::Array(_) => json!([{"role": "assistant", "content": written.text}]),
-        _ => json!(written.text),
-    };
+    let completion = in_form_of(prompt, &written.text);
     json!({"prompt": prompt, "completion": completion, "reward": verdict.total, "rewards": verdict.rewards})
 }
 
-/// Whether a word is a key of rewards, rather than of the model.
+/// Recognizes keys of rewards among those of the model.
 fn is_of_rewards(word: &str) -> bool {
     const OF_MODEL: [&str; 4] =
         ["decode_seed", "system_prompt", "max_prefill_predict_length", "stop_strings"];

@@ -9,7 +9,7 @@ use mt_rl::{
 use serde_json::{Value, json};
 
 use super::{
-    given_prompt, option, option_or,
+    given_prompt, in_form_of, option, option_or,
     output::Output,
     quoted_prompt,
     writer::{CHUNK, Draw, Writer, Written, assistant, messages_of, show_progress, user},
@@ -95,17 +95,16 @@ impl<'a> Revision<'a> {
         if first == last || last.is_empty() {
             return None;
         }
-        let message = |text: &str| match self.prompt {
-            Value::Array(_) => json!([{"role": "assistant", "content": text}]),
-            _ => json!(text),
-        };
         let critiques: Vec<Value> = self
             .critiques
             .iter()
             .map(|(principle, critique)| json!({"principle": principle, "critique": critique}))
             .collect();
         Some(json!({
-            "prompt": self.prompt, "chosen": message(last), "rejected": message(first), "critiques": critiques,
+            "prompt": self.prompt,
+            "chosen": in_form_of(self.prompt, last),
+            "rejected": in_form_of(self.prompt, first),
+            "critiques": critiques,
         }))
     }
 }
@@ -259,12 +258,11 @@ fn preferred(replies: &[Option<Written>]) -> Option<Side> {
 /// A line of preference data.
 fn preference(prompt: &Value, [one, other]: &[Written; 2], side: Side, principle: &Principle) -> Value {
     let (chosen, rejected) = if side == Side::First { (one, other) } else { (other, one) };
-    let message = |written: &Written| match prompt {
-        Value::Array(_) => json!([{"role": "assistant", "content": written.text}]),
-        _ => json!(written.text),
-    };
     json!({
-        "prompt": prompt, "chosen": message(chosen), "rejected": message(rejected), "principle": principle.text,
+        "prompt": prompt,
+        "chosen": in_form_of(prompt, &chosen.text),
+        "rejected": in_form_of(prompt, &rejected.text),
+        "principle": principle.text,
     })
 }
 

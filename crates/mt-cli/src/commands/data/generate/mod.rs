@@ -10,7 +10,7 @@ mod writer;
 use std::{fmt::Display, str::FromStr};
 
 use mt_rl::Prompt;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     arguments::{DataGenerate, GenerateCommand, Generated, Settings},
@@ -71,6 +71,14 @@ impl Generated {
 /// The prompt of a record as it was given: a text or a list of messages.
 fn given_prompt<'a>(prompt: &'a Prompt, column: &str) -> &'a Value {
     prompt.columns.get(column).unwrap_or(&Value::Null)
+}
+
+/// An answer in the form of its prompt: a list of messages, or a text.
+fn in_form_of(prompt: &Value, answer: &str) -> Value {
+    match prompt {
+        Value::Array(_) => json!([{"role": "assistant", "content": answer}]),
+        _ => json!(answer),
+    }
 }
 
 /// The prompt as a text, for requests that quote it.
