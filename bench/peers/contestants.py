@@ -53,6 +53,11 @@ TRL = {
     "compile": ["off", "on"],
     "allocator": list(VARIABLES["allocator"]),
 }
+LLAMA = {
+    "attention": ["fused", "plain"],
+    "cache": ["float16", "float32", "bfloat16"],
+    "weights": ["read", "mapped"],
+}
 OURS_TUNING = {"remat_policy": [None, "none", "minimal_with_context"], "num_vocab_tiling": [None, "2"]}
 MODES = {"mode": ["default", "max-autotune-no-cudagraphs"]}
 
@@ -79,6 +84,7 @@ CONTESTANTS = [
             },
             "start": {},
             "decode": {"scan_layers": [None, "false"]},
+            "prefill": {"scan_layers": [None, "false"]},
             **{kind: OURS_TUNING for kind in tuning.MODELS},
         },
     ),
@@ -95,6 +101,13 @@ CONTESTANTS = [
                 "products": ["dot", "sums"],
                 "flags": list(VARIABLES["flags"]),
             },
+            "prefill": {
+                "layers": ["unrolled", "scanned"],
+                "weights": ["inputs first", "outputs first"],
+                "products": ["wide", "narrow"],
+                "flags": list(VARIABLES["flags"]),
+                "allocator": list(VARIABLES["allocator"]),
+            },
         },
     ),
     Contestant("torch", "PyTorch eager", {"train": TORCH_STEP, "start": TORCH_START}),
@@ -103,11 +116,9 @@ CONTESTANTS = [
         "llama",
         "llama.cpp",
         {
-            "decode": {
-                "attention": ["fused", "plain"],
-                "cache": ["float16", "float32", "bfloat16"],
-                "weights": ["read", "mapped"],
-            }
+            "decode": LLAMA,
+            # `batch` is the micro-batch, in tokens.
+            "prefill": {**LLAMA, "batch": [512, 256, 128]},
         },
     ),
     Contestant(
@@ -122,10 +133,10 @@ CONTESTANTS = [
 ]
 PROGRAMS = {
     ("jax", "train"): "jax_train.py",
-    ("jax", "decode"): "jax_decode.py",
+    **{("jax", kind): "jax_decode.py" for kind in ["decode", "prefill"]},
     ("torch", "train"): "torch_train.py",
     ("compiled", "train"): "torch_train.py",
-    ("llama", "decode"): "llama_decode.py",
+    **{("llama", kind): "llama_decode.py" for kind in ["decode", "prefill"]},
     **{("trl", kind): "trl_train.py" for kind in tuning.MODELS},
 }
 
@@ -145,7 +156,9 @@ class Job:
 
 @dataclass
 class Outcome:
-    """The measurements of one process. `seconds` has the time of each step, or of one token of each answer."""
+    """The measurements of one process. `seconds` has the time of each step, of one token of each answer, or of each prompt
+    read after the first.
+    """
 
     seconds: list = field(default_factory=list)
     losses: list = field(default_factory=list)
@@ -199,7 +212,7 @@ class Arena:
             "steps": job.steps,
             "variant": variant,
             "tokens": str(self.files / "tokens.npy"),
-            "weights": str(weights) if job.from_weights or job.kind == "decode" else None,
+            "weights": str(weights) if job.from_weights else None,
             "cache": str(job.cache / name) if job.cache else None,
             "compiled": name == "compiled",
             "threads": THREADS,
@@ -229,6 +242,8 @@ class Arena:
             keys["jax_cache_dir"] = job.cache / "ours"
         if job.kind == "decode":
             return self.decode_ours(job, keys)
+        if job.kind == "prefill":
+            return self.prefill_ours(job, keys)
         metrics = scratch / "metrics.jsonl"
         keys |= {
             "run_name": "peers",
@@ -316,8 +331,28 @@ class Arena:
             outcome.seconds.append((total - first) / (number - 1))
         return outcome
 
+    def prefill_ours(self, job, keys):
+        keys |= {
+            "hf_model_path": self.files / "model",
+            "weight_dtype": job.dtype,
+            # The prompt and the first token.
+            "max_target_length": model.LENGTH + 1,
+            # `maxtext decode` reads prompts whole, the server in pieces.
+            "prefill_chunk_size": model.LENGTH,
+            "inference_microbenchmark_stages": "prefill",
+            "inference_microbenchmark_prefill_lengths": model.LENGTH,
+            "inference_microbenchmark_num_samples": "[1]",
+            "inference_microbenchmark_loop_iters": job.steps,
+        }
+        outcome, reports = Outcome(), []
+        command = self.command("bench inference", keys) + ["--json"]
+        watched(command, {}, lambda line, seconds: reports.append(json.loads(line)), outcome)
+        # The program reports the median, without the first time.
+        outcome.seconds = [reports[0]["prefill"][str(model.LENGTH)]["time_in_ms"] / 1e3]
+        return outcome
+
     def command(self, verb, keys):
-        return [self.ours, verb] + [f"{key}={value}" for key, value in keys.items()] + self.ours_keys
+        return [self.ours, *verb.split()] + [f"{key}={value}" for key, value in keys.items()] + self.ours_keys
 
 
 def watched(command, environment, read, outcome):

@@ -1,4 +1,4 @@
-"""Continues a prompt with JAX by greedy decoding with a KV cache. Usage: jax_decode.py JOB, see job.py."""
+"""Continues a prompt with JAX by greedy decoding with a KV cache, or only reads one. Usage: jax_decode.py JOB, see job.py."""
 
 import functools
 import time
@@ -15,7 +15,10 @@ F32 = jnp.float32
 asked = job.read()
 jax_model.keep_programs(asked["cache"])
 variant, dtype = asked["variant"], jnp.dtype(asked["dtype"])
-LENGTH = model.PROMPT + model.GENERATED
+PREFILL = asked["row"] == "prefill"
+# The length of the cache.
+LENGTH = model.LENGTH if PREFILL else model.PROMPT + model.GENERATED
+WIDE = None if variant["products"] == "narrow" else F32
 
 
 def linear(x, weight):
@@ -24,7 +27,7 @@ def linear(x, weight):
         # For one token, the compiler's loops may be faster than its matrix product.
         x, wide, axis = x[0].astype(F32), weight.astype(F32), 1 if outputs_first else 0
         return jnp.sum((x if outputs_first else x[:, None]) * wide, axis=axis)[None].astype(weight.dtype)
-    return jnp.dot(x, weight.T if outputs_first else weight, preferred_element_type=F32).astype(x.dtype)
+    return jnp.dot(x, weight.T if outputs_first else weight, preferred_element_type=WIDE).astype(x.dtype)
 
 
 def layer(x, weights, cache, start):
@@ -38,10 +41,10 @@ def layer(x, weights, cache, start):
     # The cache is stored by head, in the order in which attention reads it.
     keys = jax.lax.dynamic_update_slice_in_dim(cache["keys"], key.swapaxes(0, 1), start, axis=1)
     values = jax.lax.dynamic_update_slice_in_dim(cache["values"], value.swapaxes(0, 1), start, axis=1)
-    scores = jnp.einsum("thd,hsd->hts", query, keys, preferred_element_type=F32) * model.HEAD_DIM**-0.5
+    scores = jnp.einsum("thd,hsd->hts", query, keys, preferred_element_type=WIDE).astype(F32) * model.HEAD_DIM**-0.5
     mask = positions[:, None] >= jnp.arange(LENGTH)[None, :]
     scores = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1).astype(x.dtype)
-    context = jnp.einsum("hts,hsd->thd", scores, values, preferred_element_type=F32).astype(x.dtype)
+    context = jnp.einsum("hts,hsd->thd", scores, values, preferred_element_type=WIDE).astype(x.dtype)
     x = x + linear(context.reshape(x.shape), weights["o_proj"])
     hidden = jax_model.rms_norm(x, weights["post_attention_layernorm"])
     gate = jax.nn.silu(linear(hidden, weights["gate_proj"]))
@@ -116,10 +119,14 @@ def generate(parameters, prompt):
 
 def main():
     parameters = prepare(jax_model.published(asked["weights"]))
-    prompt = np.load(asked["tokens"])[0, : model.PROMPT]
-    for _ in range(asked["steps"]):
-        tokens, seconds = generate(parameters, prompt)
-        job.tell(tokens=tokens, seconds=seconds)
+    row = np.load(asked["tokens"])[0]
+    if PREFILL:
+        empty = lambda: jax.block_until_ready(empty_cache())
+        job.prefills(asked, empty, lambda cache: int(one(parameters, cache, row[: model.LENGTH], 0)[0][0]))
+        return
+    for number in range(asked["steps"]):
+        tokens, seconds = generate(parameters, row[: model.PROMPT])
+        job.tell(step=number, tokens=tokens, seconds=seconds)
 
 
 main()

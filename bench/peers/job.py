@@ -19,3 +19,16 @@ def steps(job, step):
         start = time.perf_counter()
         loss = step(number)
         tell(step=number, loss=loss, seconds=time.perf_counter() - start)
+
+
+def prefills(job, empty, read):
+    """Reads a prompt several times and reports the seconds of each but the first, which compiles programs and touches
+    memory. `empty` makes an empty cache, and `read` maps it to the first token.
+    """
+    for number in range(1 + job["steps"]):
+        cache = empty()
+        start = time.perf_counter()
+        token = read(cache)
+        seconds = time.perf_counter() - start
+        if number > 0:
+            tell(step=number, tokens=[token], seconds=seconds)

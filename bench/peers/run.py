@@ -17,7 +17,8 @@ from contestants import CONTESTANTS, HERE, Arena, Failed, Job
 
 STEP_ROWS = {"bf16-step": "bfloat16", "f32-step": "float32"}
 DECODE_ROWS = {"f32-decode": "float32", "bf16-decode": "bfloat16"}
-ROWS = [*STEP_ROWS, "start", *DECODE_ROWS, "losses", *tuning.MODELS]
+PREFILL_ROWS = {"f32-prefill": "float32", "bf16-prefill": "bfloat16"}
+ROWS = [*STEP_ROWS, "start", *DECODE_ROWS, *PREFILL_ROWS, "losses", *tuning.MODELS]
 # The number of steps with compared losses, and the largest difference in float32.
 LOSS_STEPS, LOSS_TOLERANCE = 10, 1e-3
 # The load average above which the machine counts as busy.
@@ -34,7 +35,7 @@ def arguments():
     parser.add_argument("--rows", default=",".join(ROWS), help="the measurements: %(default)s")
     parser.add_argument("--only", default=",".join(one.name for one in CONTESTANTS), help="contestants: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each process (%(default)s)")
-    parser.add_argument("--steps", type=int, default=6, help="measured training steps of a process (%(default)s)")
+    parser.add_argument("--steps", type=int, default=6, help="training steps or prompts of a process (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="one round of two steps, as a test of the setup")
     parser.add_argument(
         "--choose",
@@ -150,16 +151,19 @@ class Choices:
 
 
     def seconds(self, contestant, kind, dtype, variant):
-        """The least time of a step or of a token, the mean time of a trained token, or the times of two starts, cold and warm."""
+        """The least time of a step, of a token or of reading a prompt, the mean time of a trained token, or the times of two
+        starts, cold and warm.
+        """
         if kind == "start":
             with tempfile.TemporaryDirectory(prefix="maxtext-peers-") as empty:
                 job = Job("train", dtype, 1, False, Path(empty))
                 return sum(self.arena.run(contestant.name, job, variant).first_step for _ in range(2))
-        job = Job(kind, dtype, 2 if kind == "decode" else 4, False, self.caches)
+        job = Job(kind, dtype, 2 if kind == "decode" else 4, kind != "train", self.caches)
         if kind in tuning.MODELS:
             outcome = self.arena.run(contestant.name, job, variant)
             return 1 / table.rate(outcome.rates[1:], outcome.seconds[1:])
-        return min(self.arena.run(contestant.name, job, variant).seconds[1:])
+        # A process does not report the first time that it reads a prompt.
+        return min(self.arena.run(contestant.name, job, variant).seconds[0 if kind == "prefill" else 1 :])
 
 
 class Measurements:
@@ -205,7 +209,10 @@ class Measurements:
             for one in self.take_part("decode", number):
                 job = Job("decode", DECODE_ROWS[row], 2, True, caches)
                 self.run(one, row, job, self.choices.of(one, "decode", DECODE_ROWS[row]))
-
+        for row in [row for row in PREFILL_ROWS if row in rows]:
+            for one in self.take_part("prefill", number):
+                job = Job("prefill", PREFILL_ROWS[row], self.asked.steps, True, caches)
+                self.run(one, row, job, self.choices.of(one, "prefill", PREFILL_ROWS[row]))
         for row in [row for row in tuning.MODELS if row in rows]:
             for one in self.take_part(row, number):
                 job = Job(row, "bfloat16", WARMING + self.asked.steps, True, caches)
@@ -248,7 +255,13 @@ def main():
         say(f"the machine is not idle, or was not a minute ago: its load is {loads[0]:.1f}")
     # Settings are chosen before the rounds, so that the rounds follow one another without a pause.
     tuned = {kind: {kind: "bfloat16"} for kind in tuning.MODELS}
-    kinds = {"train": STEP_ROWS, "start": {"start": "bfloat16"}, "decode": DECODE_ROWS, **tuned}
+    kinds = {
+        "train": STEP_ROWS,
+        "start": {"start": "bfloat16"},
+        "decode": DECODE_ROWS,
+        "prefill": PREFILL_ROWS,
+        **tuned,
+    }
     for kind, rows in kinds.items():
         for one in measurements.take_part(kind):
             for dtype in sorted({dtype for row, dtype in rows.items() if row in asked.rows}):

@@ -54,6 +54,9 @@ def rows(warming):
     def answers(run):
         return [1000 * seconds for seconds in run["seconds"][1:]]
 
+    def prompts(run):
+        return [1000 * statistics.median(run["seconds"])]
+
     def first(run):
         return [run["first_step"]]
 
@@ -75,6 +78,8 @@ def rows(warming):
         ("decode, one sequence, f32", "ms a token", "f32-decode", answers),
         ("decode, one sequence, bf16", "ms a token", "bf16-decode", answers),
         ("peak memory, decode in bf16", "GB", "bf16-decode", peak),
+        ("prefill of 512 tokens, f32", "ms", "f32-prefill", prompts),
+        ("prefill of 512 tokens, bf16", "ms", "bf16-prefill", prompts),
         ("full fine-tuning of 66M", RATE, "sft", rates),
         ("LoRA of 0.5B", RATE, "lora", rates),
         ("DPO of 66M", RATE, "dpo", rates),
