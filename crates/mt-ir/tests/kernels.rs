@@ -8,7 +8,8 @@ mod support;
 use std::{collections::BTreeSet, sync::Arc};
 
 use mt_ir::{
-    CpuKernels, Dot, Graph, Kernel, Literal, Op, Precision, Reduction, Scalar, Target, TensorType, ValueId,
+    CpuKernels, Dot, Graph, Kernel, Literal, Op, Precision, Reduction, SavePolicy, Scalar, Scan, Target,
+    TensorType, ValueId,
 };
 use mt_shape::{
     DType, Mesh,
@@ -102,13 +103,52 @@ fn usual(call: &KernelCall, dtype: DType, size: usize) -> (Vec<TensorType>, Vec<
 
 #[test]
 fn kernels_apply_to_their_types() {
-    // The printer itself calls these, for products, sums and updates.
-    let of_printer: BTreeSet<&str> = [kernels::DOT.name, kernels::UPDATE_SLICE.name].into();
+    // The printer itself calls these, for products, sums, updates and stacks.
+    let of_printer: BTreeSet<&str> =
+        [kernels::DOT.name, kernels::UPDATE_SLICE.name, kernels::UNINITIALIZED.name].into();
     for call in kernels::ALL.iter().filter(|call| !of_printer.contains(call.name)) {
         for dtype in [F32, BF16] {
             let (operands, results) = usual(call, dtype, 1 << 14);
             let is_of_f32_alone = [kernels::ADAM, kernels::NORMAL].contains(call);
             check(call, &operands, &results, dtype == F32 || !is_of_f32_alone);
+        }
+    }
+}
+
+/// A scan that stacks a copy of its carry in each step.
+fn stacking(length: usize, carry: &TensorType) -> Graph {
+    let mut body = Graph::new();
+    let value = body.input(carry.clone());
+    body.set_outputs(vec![value, value]);
+    let mut graph = Graph::new();
+    let value = graph.input(carry.clone());
+    let save = SavePolicy::Everything;
+    let (body, reverse, num_captured, num_carry) = (Arc::new(body), false, 0, 1);
+    let made =
+        graph.emit_all(Op::Scan(Scan { body, length, reverse, num_captured, num_carry, save }), &[value]);
+    graph.set_outputs(made);
+    graph
+}
+
+#[test]
+fn stacks_are_not_filled_where_there_are_kernels() {
+    let of_f32 = Target::Cpu(CpuKernels { f32: true, ..CpuKernels::NONE });
+    for (target, num_devices, length, expected) in [
+        (Target::Cpu(BOTH), 1, 3, true),
+        (of_f32, 1, 3, true),
+        (INVARIANT, 1, 3, true),
+        (Target::Cpu(BOTH), 1, 0, false),
+        (Target::Cpu(BOTH), 2, 3, false),
+        (Target::CPU, 1, 3, false),
+        (Target::Tpu, 1, 3, false),
+    ] {
+        for dtype in [F32, BF16, I32, DType::Bool] {
+            let graph = stacking(length, &ty(dtype, &[2, 5]));
+            let is_unwritten = is_called(&graph, &kernels::UNINITIALIZED, target, num_devices);
+            assert_eq!(
+                is_unwritten, expected,
+                "{target:?}, {num_devices} devices, {length} steps, {dtype:?}"
+            );
         }
     }
 }

@@ -9,8 +9,9 @@ pub fn release_free_memory() {
 }
 
 /// Prepares the allocator for executions on CPUs, each of which allocates XLA's temporaries again. From now on
-/// allocations of megabytes use huge pages, and their memory is retained for ten seconds after it is freed; otherwise
-/// it is returned at once. On two cores a twelfth of a training step went into mapping memory in pages of 4 kB.
+/// allocations of megabytes use huge pages, and their memory is retained for the next execution; otherwise it is
+/// returned at once. A thread returns what has been free for a while. On two cores a twelfth of a training step went
+/// into mapping memory in pages of 4 kB, and a tenth into clearing pages that had been returned too early.
 pub(crate) fn keep_large_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64"))]
     jemalloc::keep_large_memory();
@@ -22,6 +23,8 @@ mod jemalloc {
         ffi::{CStr, CString, c_uint, c_void},
         ptr,
         sync::{Once, OnceLock},
+        thread,
+        time::Duration,
     };
 
     use tikv_jemalloc_sys::{extent_hooks_t, free, mallctl, malloc};
@@ -32,22 +35,65 @@ mod jemalloc {
     /// (`opt.oversize_threshold`).
     const LARGE: usize = 8 << 20;
 
-    /// How long free memory is retained: jemalloc's default for all smaller allocations.
-    const KEPT_MILLISECONDS: isize = 10_000;
+    /// The decay of memory that only the thread below returns.
+    const NO_DECAY: isize = -1;
+
+    /// How often the thread looks for free memory, and how often in a row it finds some before it returns it. Between two
+    /// executions memory is free for a few milliseconds.
+    const INTERVAL: Duration = Duration::from_millis(50);
+    const MOST_OBSERVED: usize = 3;
+
+    /// Less free memory is kept.
+    const FEWEST_FREE: usize = 16 << 20;
+
+    /// jemalloc's number for all arenas (`MALLCTL_ARENAS_ALL`).
+    const ALL_ARENAS: c_uint = 4096;
 
     pub fn release_free_memory() {
-        // SAFETY: 4096 stands for all arenas (`MALLCTL_ARENAS_ALL`); this control reads and writes no value.
-        let _ = unsafe {
-            mallctl(c"arena.4096.purge".as_ptr(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0)
-        };
+        purge(ALL_ARENAS);
+    }
+
+    fn purge(arena: c_uint) {
+        let Ok(control) = CString::new(format!("arena.{arena}.purge")) else { return };
+        // SAFETY: this control reads and writes no value.
+        let _ = unsafe { mallctl(control.as_ptr(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0) };
     }
 
     pub fn keep_large_memory() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             // Failure makes programs slower and has no other effect.
-            let _ = keep_large_memory_of(arena_of_large());
+            let Some(arena) = arena_of_large() else { return };
+            // Without the thread, jemalloc itself must return free memory.
+            let watch = move || release_what_stays_free(arena);
+            if thread::Builder::new().name("free memory".into()).spawn(watch).is_ok() {
+                let _ = keep_large_memory_of(arena);
+            }
         });
+    }
+
+    /// Returns free memory of an arena to the system once it has been free for a while, for the life of the process.
+    fn release_what_stays_free(arena: c_uint) {
+        let mut observed = 0;
+        loop {
+            thread::sleep(INTERVAL);
+            observed = if free_bytes(arena) < FEWEST_FREE { 0 } else { observed + 1 };
+            if observed == MOST_OBSERVED {
+                purge(arena);
+                observed = 0;
+            }
+        }
+    }
+
+    /// The bytes that an arena retains.
+    pub(super) fn free_bytes(arena: c_uint) -> usize {
+        let Ok(pages) = CString::new(format!("stats.arenas.{arena}.pdirty")) else { return 0 };
+        // SAFETY: the controls have these types. Writing any epoch brings all statistics up to date.
+        unsafe {
+            exchange(c"epoch", Some(1_u64), 0_u64);
+            let pages = exchange::<usize, _>(&pages, None, 0_usize).unwrap_or(0);
+            pages * exchange::<usize, _>(c"arenas.page", None, 0_usize).unwrap_or(0)
+        }
     }
 
     /// The arena that serves large allocations.
@@ -61,10 +107,9 @@ mod jemalloc {
         }
     }
 
-    fn keep_large_memory_of(arena: Option<c_uint>) -> Option<()> {
+    fn keep_large_memory_of(arena: c_uint) -> Option<()> {
         static HOOKS: OnceLock<extent_hooks_t> = OnceLock::new();
 
-        let arena = arena?;
         let control = |name| CString::new(format!("arena.{arena}.{name}")).ok();
         let hooks_control = control("extent_hooks")?;
         // SAFETY: the hooks of an arena are a pointer to a structure that is never freed; new hooks may be set at any
@@ -77,7 +122,7 @@ mod jemalloc {
             }
             let hooks = HOOKS.get_or_init(|| extent_hooks_t { alloc: Some(in_large_pages), ..*usual });
             exchange(&hooks_control, Some(ptr::from_ref(hooks)), ptr::null::<extent_hooks_t>())?;
-            exchange(&control("dirty_decay_ms")?, Some(KEPT_MILLISECONDS), 0_isize)?;
+            exchange(&control("dirty_decay_ms")?, Some(NO_DECAY), 0_isize)?;
         }
         Some(())
     }
@@ -148,7 +193,19 @@ mod jemalloc {
                 )
             };
             assert!(arena_of_small.is_some_and(|one| one != arena));
-            assert_eq!(decay, Some(KEPT_MILLISECONDS));
+            assert_eq!(decay, Some(NO_DECAY));
+        }
+
+        #[test]
+        fn memory_that_stays_free_is_returned() {
+            keep_large_memory();
+            let arena = arena_of_large().expect("memory of jemalloc");
+            drop(std::hint::black_box(vec![1_u8; 4 * FEWEST_FREE]));
+            let deadline = std::time::Instant::now() + Duration::from_secs(20);
+            while free_bytes(arena) >= FEWEST_FREE {
+                assert!(std::time::Instant::now() < deadline, "{} bytes stay free", free_bytes(arena));
+                thread::sleep(INTERVAL);
+            }
         }
     }
 }

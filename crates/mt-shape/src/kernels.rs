@@ -71,6 +71,8 @@ pub mod attributes {
     pub const UPDATE_SCALE: &str = "update_scale";
     pub const CONSTANT_DECAY: &str = "constant_decay";
     pub const OFFSET: &str = "offset";
+    /// Tells calls apart that would otherwise be equal.
+    pub const INDEX: &str = "index";
     pub const BOUND: &str = "bound";
     pub const EDGE: &str = "edge";
 }
@@ -158,6 +160,7 @@ kernel_calls! {
     GROUPED_DOT = "maxtext.grouped_dot", KernelOperands::Strided, [TRANSPOSED], optional [INVARIANT];
     GROUPED_OUTER = "maxtext.grouped_outer", KernelOperands::Strided, [];
     NORMAL = "maxtext.normal", DENSE, [BOUND, EDGE];
+    UNINITIALIZED = "maxtext.uninitialized", DENSE, [INDEX];
 }
 
 /// The forward pass of attention by a kernel of `mt-mosaic`, for TPUs. No handler answers it: programs contain the kernel's

@@ -100,6 +100,11 @@ impl Printer<'_> {
         self.applies_to_product(&dot, &[&ones, operand], result).then_some((dot, ones))
     }
 
+    /// Whether the stacks of scans begin with arbitrary content instead of zeros, which would be written to memory.
+    pub(super) fn leaves_stacks_unwritten(&self) -> bool {
+        self.kernels() != CpuKernels::NONE
+    }
+
     /// Whether a kernel computes the update of a slice. XLA would convert a whole array of `bf16` to `f32` and back.
     pub(super) fn applies_to_update(&self, result: &TensorType) -> bool {
         result.dtype == DType::BF16 && self.kernels().are_for(DType::BF16)

@@ -422,6 +422,13 @@ impl Printer<'_> {
         Some(self.call(&kernels::UPDATE_SLICE, &whole(operands), &[], &alias("", 0), &[result], scope)[0])
     }
 
+    /// An array of arbitrary content.
+    pub(super) fn uninitialized(&mut self, ty: &TensorType, scope: &str) -> Name {
+        // Compilers may make equal calls one, and would then copy its result.
+        let index = integer(attributes::INDEX, i64::from(self.next));
+        self.call(&kernels::UNINITIALIZED, &[], &[index], "", &[ty], scope)[0]
+    }
+
     /// Prints the call of a handler with dense row-major operands and results. `aliases` lists which results share
     /// memory with which operands.
     fn call(

@@ -104,7 +104,7 @@ impl Printer<'_> {
             .iter()
             .map(|ty| TensorType::new(ty.dtype, [&[scan.length], ty.dims.as_slice()].concat()))
             .collect();
-        let stacks: Vec<Name> = stacked_types.iter().map(|ty| self.zeros(ty, scope)).collect();
+        let stacks: Vec<Name> = stacked_types.iter().map(|ty| self.empty_stack(ty, scope)).collect();
         if scan.length == 0 {
             return [carry, &stacks].concat();
         }
@@ -176,7 +176,16 @@ impl Printer<'_> {
         results[1..].to_vec()
     }
 
-    fn zeros(&mut self, ty: &TensorType, scope: &str) -> Name {
+    /// A stack whose elements the loop writes before anything reads them.
+    fn empty_stack(&mut self, ty: &TensorType, scope: &str) -> Name {
+        if ty.num_elements() != 0 && self.leaves_stacks_unwritten() {
+            self.uninitialized(ty, scope)
+        } else {
+            self.zeros(ty, scope)
+        }
+    }
+
+    pub(super) fn zeros(&mut self, ty: &TensorType, scope: &str) -> Name {
         let value = match ty.dtype {
             DType::Bool => "false",
             dtype if dtype.is_float() => "0.0",

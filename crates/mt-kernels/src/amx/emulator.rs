@@ -1,6 +1,6 @@
 //! The matrix unit in plain Rust, to the bit.
 
-use super::{Block, Multiplication, TILE, Unit};
+use super::{Block, Multiplication, OperandTiles, TILE, Unit};
 
 /// Computes the same results as the instructions. Each sum over a tile takes the first numbers of all pairs and the
 /// second numbers separately, adds both sums, and adds the result to the tile of sums. Subnormal operands and results
@@ -53,22 +53,33 @@ unsafe fn sum<T: Copy>(
     add: impl Fn(&mut Tile<T>, &Tile<u32>, &Tile<u32>),
     halves: &[[usize; 2]],
 ) -> Tile<T> {
-    let initial = block.initial.wrapping_add(row * TILE * block.initial_stride + column * TILE * 4);
-    // SAFETY: what the caller promises.
-    let mut sums: Tile<T> = unsafe { load(initial, block.initial_stride) };
+    let mut sums: Tile<T> = if block.initial.is_null() {
+        // SAFETY: zeros are numbers of both types.
+        unsafe { std::mem::zeroed() }
+    } else {
+        let initial = block.initial.wrapping_add(row * TILE * block.initial_stride + column * TILE * 4);
+        // SAFETY: what the caller promises.
+        unsafe { load(initial, block.initial_stride) }
+    };
     for step in 0..block.count {
         for half in halves {
             let [left, right] = half.map(|half| step * block.multiplication.halves() + half);
             // SAFETY: what the caller promises.
-            let (left, right) = unsafe {
-                let left = block.left.add(row * TILE * block.left_stride + left * TILE * 4);
-                let right = block.right.add(right * TILE * block.right_stride + column * TILE * 4);
-                (load::<u32>(left, block.left_stride), load::<u32>(right, block.right_stride))
-            };
+            let (left, right) =
+                unsafe { (load_tile(&block.left, row, left), load_tile(&block.right, column, right)) };
             add(&mut sums, &left, &right);
         }
     }
     sums
+}
+
+/// The tile at a place across the contraction, 0 or 1, and at a step along it.
+///
+/// # Safety
+/// The tile's rows lie in readable memory.
+unsafe fn load_tile(tiles: &OperandTiles, place: usize, step: usize) -> Tile<u32> {
+    // SAFETY: what the caller promises.
+    unsafe { load(tiles.start.add(place * tiles.second + step * tiles.step), tiles.stride) }
 }
 
 /// # Safety

@@ -1,9 +1,10 @@
 //! The processor's AMX instructions, and the permission to use them.
 
 use std::arch::{asm, x86_64::__cpuid_count};
+use std::mem::offset_of;
 use std::sync::OnceLock;
 
-use super::{Block, Extent, Multiplication, Streamed, TILE, Unit};
+use super::{Block, Extent, Fetch, Multiplication, OperandTiles, Streamed, TILE, Unit};
 
 /// The processor's own matrix unit.
 #[derive(Clone, Copy)]
@@ -125,26 +126,92 @@ static CONFIGURATION: Configuration = Configuration {
     },
 };
 
-/// Runs instructions on all tiles. A block of instructions first loads the initial sums and finally stores the sums, so
-/// no tile holds data between blocks. `a0` and `a1` point to the two tiles of rows, `b` to the tiles of columns, `i`
-/// and `c` to the initial and the final sums. A name that begins with `s` is a stride, and `t` holds 16 strides.
-macro_rules! tiles {
-    ($block:ident, $($line:expr),* $(,)?) => {{
-        let Block { count, left, left_stride, right, right_stride, .. } = *$block;
-        let Block { initial, initial_stride, sums, sums_stride, .. } = *$block;
+/// The instructions that load initial sums, or zeros. Sums are in the tiles 0 and 1 (first rows), 2 and 3 (second rows).
+macro_rules! begin {
+    ($zero:expr, $load:expr) => {
+        concat!(
+            "mov {t}, qword ptr [{k} + {initial}]\n",
+            "test {t}, {t}\n",
+            "jnz 3f\n",
+            $zero,
+            "jmp 4f\n",
+            "3:\n",
+            "mov {u}, qword ptr [{k} + {initial_stride}]\n",
+            $load,
+            "4:\n",
+        )
+    };
+}
+
+/// The instructions that move a pointer down by the 16 rows of a tile.
+macro_rules! next_rows {
+    () => {
+        "lea {t}, [{t} + {u}*8]\nlea {t}, [{t} + {u}*8]\n"
+    };
+}
+
+/// The instructions that store sums.
+macro_rules! end {
+    ($store:expr) => {
+        concat!("mov {t}, qword ptr [{k} + {sums}]\n", "mov {u}, qword ptr [{k} + {sums_stride}]\n", $store,)
+    };
+}
+
+/// The instructions that go on along the contraction.
+macro_rules! advance {
+    () => {
+        concat!(
+            "add {a0}, qword ptr [{k} + {left_step}]\n",
+            "add {a1}, qword ptr [{k} + {left_step}]\n",
+            "add {b0}, qword ptr [{k} + {right_step}]\n",
+            "add {b1}, qword ptr [{k} + {right_step}]\n",
+        )
+    };
+}
+
+/// The instructions that prefetch four cache lines.
+macro_rules! prefetch {
+    () => {
+        concat!(
+            "prefetcht1 [{p}]\nprefetcht1 [{p} + 64]\nprefetcht1 [{p} + 128]\nprefetcht1 [{p} + 192]\n",
+            "add {p}, qword ptr [{k} + {fetched}]\n",
+        )
+    };
+}
+
+/// Runs instructions on all tiles: `begin`, then `step` for each step along the contraction, then `end`, so no tile
+/// holds data between blocks. `k` points to the block, `a0` and `a1` to the two tiles of rows, `b0` and `b1` to those of
+/// columns, `p` to what is prefetched; `sa` and `sb` are strides.
+macro_rules! run {
+    ($block:ident, $begin:expr, $step:expr, $end:expr) => {{
+        let Block { left, right, .. } = *$block;
         asm!(
-            $($line,)*
-            a0 = inout(reg) left => _,
-            a1 = inout(reg) left.wrapping_add(TILE * left_stride) => _,
-            sa = in(reg) left_stride,
-            b = inout(reg) right => _,
-            sb = in(reg) right_stride,
+            $begin,
+            "2:",
+            $step,
+            advance!(),
+            "dec {count}",
+            "jnz 2b",
+            $end,
+            "/* {a1} {b1} {p} {fetched} */",
+            k = in(reg) std::ptr::from_ref($block),
+            a0 = inout(reg) left.start => _,
+            a1 = inout(reg) left.start.wrapping_add(left.second) => _,
+            sa = in(reg) left.stride,
+            b0 = inout(reg) right.start => _,
+            b1 = inout(reg) right.start.wrapping_add(right.second) => _,
+            sb = in(reg) right.stride,
+            p = inout(reg) $block.fetch.start => _,
+            count = inout(reg) $block.count => _,
             t = out(reg) _,
-            count = inout(reg) count => _,
-            i = inout(reg) initial => _,
-            si = in(reg) initial_stride,
-            c = inout(reg) sums => _,
-            sc = in(reg) sums_stride,
+            u = out(reg) _,
+            initial = const offset_of!(Block, initial),
+            initial_stride = const offset_of!(Block, initial_stride),
+            sums = const offset_of!(Block, sums),
+            sums_stride = const offset_of!(Block, sums_stride),
+            left_step = const offset_of!(Block, left) + offset_of!(OperandTiles, step),
+            right_step = const offset_of!(Block, right) + offset_of!(OperandTiles, step),
+            fetched = const offset_of!(Block, fetch) + offset_of!(Fetch, step),
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
@@ -152,8 +219,65 @@ macro_rules! tiles {
     }};
 }
 
-/// Blocks of each extent for an instruction that multiplies tiles of one kind, with the instructions that load tiles of the
-/// left and of the right operand.
+/// The instructions of a step for each extent: those for two by two tiles, for two tiles of rows, for two tiles of
+/// columns, and for a single tile.
+macro_rules! by_extent {
+    ($block:ident, $all:expr, $rows:expr, $columns:expr, $single:expr) => {
+        match $block.extent {
+            Extent { two_rows: true, two_columns: true } => run!(
+                $block,
+                begin!(
+                    "tilezero tmm0\ntilezero tmm1\ntilezero tmm2\ntilezero tmm3\n",
+                    concat!(
+                        "tileloadd tmm0, [{t} + {u}*1]\ntileloadd tmm1, [{t} + {u}*1 + 64]\n",
+                        next_rows!(),
+                        "tileloadd tmm2, [{t} + {u}*1]\ntileloadd tmm3, [{t} + {u}*1 + 64]\n",
+                    )
+                ),
+                $all,
+                end!(concat!(
+                    "tilestored [{t} + {u}*1], tmm0\ntilestored [{t} + {u}*1 + 64], tmm1\n",
+                    next_rows!(),
+                    "tilestored [{t} + {u}*1], tmm2\ntilestored [{t} + {u}*1 + 64], tmm3\n",
+                ))
+            ),
+            Extent { two_rows: true, two_columns: false } => run!(
+                $block,
+                begin!(
+                    "tilezero tmm0\ntilezero tmm2\n",
+                    concat!(
+                        "tileloadd tmm0, [{t} + {u}*1]\n",
+                        next_rows!(),
+                        "tileloadd tmm2, [{t} + {u}*1]\n"
+                    )
+                ),
+                $rows,
+                end!(concat!(
+                    "tilestored [{t} + {u}*1], tmm0\n",
+                    next_rows!(),
+                    "tilestored [{t} + {u}*1], tmm2\n"
+                ))
+            ),
+            Extent { two_rows: false, two_columns: true } => run!(
+                $block,
+                begin!(
+                    "tilezero tmm0\ntilezero tmm1\n",
+                    "tileloadd tmm0, [{t} + {u}*1]\ntileloadd tmm1, [{t} + {u}*1 + 64]\n"
+                ),
+                $columns,
+                end!("tilestored [{t} + {u}*1], tmm0\ntilestored [{t} + {u}*1 + 64], tmm1\n")
+            ),
+            Extent { two_rows: false, two_columns: false } => run!(
+                $block,
+                begin!("tilezero tmm0\n", "tileloadd tmm0, [{t} + {u}*1]\n"),
+                $single,
+                end!("tilestored [{t} + {u}*1], tmm0\n")
+            ),
+        }
+    };
+}
+
+/// Blocks of each extent for an instruction that multiplies tiles of one kind.
 macro_rules! multiply {
     ($block:ident, $dot:literal) => {
         match $block.streamed {
@@ -162,103 +286,60 @@ macro_rules! multiply {
         }
     };
     ($block:ident, $dot:literal, $left:literal, $right:literal) => {
-        match $block.extent {
-            Extent { two_rows: true, two_columns: true } => tiles!(
-                $block,
-                "tileloadd tmm0, [{i} + {si}*1]",
-                "tileloadd tmm1, [{i} + {si}*1 + 64]",
-                "mov {t}, {si}",
-                "shl {t}, 4",
-                "add {i}, {t}",
-                "tileloadd tmm2, [{i} + {si}*1]",
-                "tileloadd tmm3, [{i} + {si}*1 + 64]",
-                "mov {t}, {sb}",
-                "shl {t}, 4",
-                "2:",
-                concat!($right, " tmm6, [{b} + {sb}*1]"),
-                concat!($left, " tmm4, [{a0} + {sa}*1]"),
-                concat!($dot, " tmm0, tmm4, tmm6"),
-                concat!($right, " tmm7, [{b} + {sb}*1 + 64]"),
-                concat!($dot, " tmm1, tmm4, tmm7"),
-                concat!($left, " tmm5, [{a1} + {sa}*1]"),
-                concat!($dot, " tmm2, tmm5, tmm6"),
-                concat!($dot, " tmm3, tmm5, tmm7"),
-                "add {a0}, 64",
-                "add {a1}, 64",
-                "add {b}, {t}",
-                "dec {count}",
-                "jnz 2b",
-                "tilestored [{c} + {sc}*1], tmm0",
-                "tilestored [{c} + {sc}*1 + 64], tmm1",
-                "mov {t}, {sc}",
-                "shl {t}, 4",
-                "add {c}, {t}",
-                "tilestored [{c} + {sc}*1], tmm2",
-                "tilestored [{c} + {sc}*1 + 64], tmm3",
+        by_extent!(
+            $block,
+            concat!(
+                $right,
+                " tmm6, [{b0} + {sb}*1]\n",
+                $left,
+                " tmm4, [{a0} + {sa}*1]\n",
+                $dot,
+                " tmm0, tmm4, tmm6\n",
+                $right,
+                " tmm7, [{b1} + {sb}*1]\n",
+                $dot,
+                " tmm1, tmm4, tmm7\n",
+                $left,
+                " tmm5, [{a1} + {sa}*1]\n",
+                $dot,
+                " tmm2, tmm5, tmm6\n",
+                prefetch!(),
+                $dot,
+                " tmm3, tmm5, tmm7\n",
             ),
-            Extent { two_rows: true, two_columns: false } => tiles!(
-                $block,
-                "tileloadd tmm0, [{i} + {si}*1]",
-                "mov {t}, {si}",
-                "shl {t}, 4",
-                "add {i}, {t}",
-                "tileloadd tmm2, [{i} + {si}*1]",
-                "mov {t}, {sb}",
-                "shl {t}, 4",
-                "2:",
-                concat!($right, " tmm6, [{b} + {sb}*1]"),
-                concat!($left, " tmm4, [{a0} + {sa}*1]"),
-                concat!($dot, " tmm0, tmm4, tmm6"),
-                concat!($left, " tmm5, [{a1} + {sa}*1]"),
-                concat!($dot, " tmm2, tmm5, tmm6"),
-                "add {a0}, 64",
-                "add {a1}, 64",
-                "add {b}, {t}",
-                "dec {count}",
-                "jnz 2b",
-                "tilestored [{c} + {sc}*1], tmm0",
-                "mov {t}, {sc}",
-                "shl {t}, 4",
-                "add {c}, {t}",
-                "tilestored [{c} + {sc}*1], tmm2",
+            concat!(
+                $right,
+                " tmm6, [{b0} + {sb}*1]\n",
+                $left,
+                " tmm4, [{a0} + {sa}*1]\n",
+                $dot,
+                " tmm0, tmm4, tmm6\n",
+                $left,
+                " tmm5, [{a1} + {sa}*1]\n",
+                $dot,
+                " tmm2, tmm5, tmm6\n",
             ),
-            Extent { two_rows: false, two_columns: true } => tiles!(
-                $block,
-                "tileloadd tmm0, [{i} + {si}*1]",
-                "tileloadd tmm1, [{i} + {si}*1 + 64]",
-                "mov {t}, {sb}",
-                "shl {t}, 4",
-                "2:",
-                concat!($right, " tmm6, [{b} + {sb}*1]"),
-                concat!($left, " tmm4, [{a0} + {sa}*1]"),
-                concat!($dot, " tmm0, tmm4, tmm6"),
-                concat!($right, " tmm7, [{b} + {sb}*1 + 64]"),
-                concat!($dot, " tmm1, tmm4, tmm7"),
-                "add {a0}, 64",
-                "add {b}, {t}",
-                "dec {count}",
-                "jnz 2b",
-                "tilestored [{c} + {sc}*1], tmm0",
-                "tilestored [{c} + {sc}*1 + 64], tmm1",
-                "/* {a1} */",
+            concat!(
+                $right,
+                " tmm6, [{b0} + {sb}*1]\n",
+                $left,
+                " tmm4, [{a0} + {sa}*1]\n",
+                $dot,
+                " tmm0, tmm4, tmm6\n",
+                $right,
+                " tmm7, [{b1} + {sb}*1]\n",
+                $dot,
+                " tmm1, tmm4, tmm7\n",
             ),
-            Extent { two_rows: false, two_columns: false } => tiles!(
-                $block,
-                "tileloadd tmm0, [{i} + {si}*1]",
-                "mov {t}, {sb}",
-                "shl {t}, 4",
-                "2:",
-                concat!($right, " tmm6, [{b} + {sb}*1]"),
-                concat!($left, " tmm4, [{a0} + {sa}*1]"),
-                concat!($dot, " tmm0, tmm4, tmm6"),
-                "add {a0}, 64",
-                "add {b}, {t}",
-                "dec {count}",
-                "jnz 2b",
-                "tilestored [{c} + {sc}*1], tmm0",
-                "/* {a1} */",
-            ),
-        }
+            concat!(
+                $right,
+                " tmm6, [{b0} + {sb}*1]\n",
+                $left,
+                " tmm4, [{a0} + {sa}*1]\n",
+                $dot,
+                " tmm0, tmm4, tmm6\n",
+            )
+        )
     };
 }
 
@@ -272,138 +353,100 @@ macro_rules! multiply_split {
         }
     };
     ($block:ident, $left:literal, $right:literal) => {
-        match $block.extent {
-            Extent { two_rows: true, two_columns: true } => tiles!(
-                $block,
-                "tileloadd tmm0, [{i} + {si}*1]",
-                "tileloadd tmm1, [{i} + {si}*1 + 64]",
-                "mov {t}, {si}",
-                "shl {t}, 4",
-                "add {i}, {t}",
-                "tileloadd tmm2, [{i} + {si}*1]",
-                "tileloadd tmm3, [{i} + {si}*1 + 64]",
-                "mov {t}, {sb}",
-                "shl {t}, 4",
-                "2:",
-                concat!($right, " tmm6, [{b} + {sb}*1]"),
-                concat!($left, " tmm4, [{a0} + {sa}*1]"),
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                concat!($right, " tmm7, [{b} + {sb}*1 + 64]"),
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                concat!($left, " tmm5, [{a1} + {sa}*1]"),
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                concat!($left, " tmm4, [{a0} + {sa}*1 + 64]"),
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                concat!($left, " tmm4, [{a1} + {sa}*1 + 64]"),
-                "tdpbf16ps tmm2, tmm4, tmm6",
-                "tdpbf16ps tmm3, tmm4, tmm7",
-                "add {b}, {t}",
-                concat!($right, " tmm6, [{b} + {sb}*1]"),
-                concat!($left, " tmm4, [{a0} + {sa}*1]"),
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                concat!($right, " tmm7, [{b} + {sb}*1 + 64]"),
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {a0}, 128",
-                "add {a1}, 128",
-                "add {b}, {t}",
-                "dec {count}",
-                "jnz 2b",
-                "tilestored [{c} + {sc}*1], tmm0",
-                "tilestored [{c} + {sc}*1 + 64], tmm1",
-                "mov {t}, {sc}",
-                "shl {t}, 4",
-                "add {c}, {t}",
-                "tilestored [{c} + {sc}*1], tmm2",
-                "tilestored [{c} + {sc}*1 + 64], tmm3",
+        by_extent!(
+            $block,
+            concat!(
+                $right,
+                " tmm6, [{b0} + {sb}*1]\n",
+                $left,
+                " tmm4, [{a0} + {sa}*1]\n",
+                "tdpbf16ps tmm0, tmm4, tmm6\n",
+                $right,
+                " tmm7, [{b1} + {sb}*1]\n",
+                "tdpbf16ps tmm1, tmm4, tmm7\n",
+                $left,
+                " tmm5, [{a1} + {sa}*1]\n",
+                "tdpbf16ps tmm2, tmm5, tmm6\n",
+                "tdpbf16ps tmm3, tmm5, tmm7\n",
+                "mov {t}, {a0}\n",
+                advance!(),
+                $left,
+                " tmm4, [{a0} + {sa}*1]\n",
+                "tdpbf16ps tmm0, tmm4, tmm6\n",
+                "tdpbf16ps tmm1, tmm4, tmm7\n",
+                $left,
+                " tmm4, [{a1} + {sa}*1]\n",
+                "tdpbf16ps tmm2, tmm4, tmm6\n",
+                "tdpbf16ps tmm3, tmm4, tmm7\n",
+                $right,
+                " tmm6, [{b0} + {sb}*1]\n",
+                $left,
+                " tmm4, [{t} + {sa}*1]\n",
+                "tdpbf16ps tmm0, tmm4, tmm6\n",
+                $right,
+                " tmm7, [{b1} + {sb}*1]\n",
+                "tdpbf16ps tmm1, tmm4, tmm7\n",
+                "tdpbf16ps tmm2, tmm5, tmm6\n",
+                prefetch!(),
+                "tdpbf16ps tmm3, tmm5, tmm7\n",
             ),
-            Extent { two_rows: true, two_columns: false } => tiles!(
-                $block,
-                "tileloadd tmm0, [{i} + {si}*1]",
-                "mov {t}, {si}",
-                "shl {t}, 4",
-                "add {i}, {t}",
-                "tileloadd tmm2, [{i} + {si}*1]",
-                "mov {t}, {sb}",
-                "shl {t}, 4",
-                "2:",
-                concat!($right, " tmm6, [{b} + {sb}*1]"),
-                concat!($left, " tmm4, [{a0} + {sa}*1]"),
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                concat!($left, " tmm5, [{a1} + {sa}*1]"),
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                concat!($left, " tmm3, [{a0} + {sa}*1 + 64]"),
-                "tdpbf16ps tmm0, tmm3, tmm6",
-                concat!($left, " tmm3, [{a1} + {sa}*1 + 64]"),
-                "tdpbf16ps tmm2, tmm3, tmm6",
-                "add {b}, {t}",
-                concat!($right, " tmm6, [{b} + {sb}*1]"),
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "add {a0}, 128",
-                "add {a1}, 128",
-                "add {b}, {t}",
-                "dec {count}",
-                "jnz 2b",
-                "tilestored [{c} + {sc}*1], tmm0",
-                "mov {t}, {sc}",
-                "shl {t}, 4",
-                "add {c}, {t}",
-                "tilestored [{c} + {sc}*1], tmm2",
+            concat!(
+                $right,
+                " tmm6, [{b0} + {sb}*1]\n",
+                $left,
+                " tmm4, [{a0} + {sa}*1]\n",
+                "tdpbf16ps tmm0, tmm4, tmm6\n",
+                $left,
+                " tmm5, [{a1} + {sa}*1]\n",
+                "tdpbf16ps tmm2, tmm5, tmm6\n",
+                advance!(),
+                $left,
+                " tmm3, [{a0} + {sa}*1]\n",
+                "tdpbf16ps tmm0, tmm3, tmm6\n",
+                $left,
+                " tmm3, [{a1} + {sa}*1]\n",
+                "tdpbf16ps tmm2, tmm3, tmm6\n",
+                $right,
+                " tmm6, [{b0} + {sb}*1]\n",
+                "tdpbf16ps tmm0, tmm4, tmm6\n",
+                "tdpbf16ps tmm2, tmm5, tmm6\n",
             ),
-            Extent { two_rows: false, two_columns: true } => tiles!(
-                $block,
-                "tileloadd tmm0, [{i} + {si}*1]",
-                "tileloadd tmm1, [{i} + {si}*1 + 64]",
-                "mov {t}, {sb}",
-                "shl {t}, 4",
-                "2:",
-                concat!($right, " tmm6, [{b} + {sb}*1]"),
-                concat!($left, " tmm4, [{a0} + {sa}*1]"),
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                concat!($right, " tmm7, [{b} + {sb}*1 + 64]"),
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                concat!($left, " tmm5, [{a0} + {sa}*1 + 64]"),
-                "tdpbf16ps tmm0, tmm5, tmm6",
-                "tdpbf16ps tmm1, tmm5, tmm7",
-                "add {b}, {t}",
-                concat!($right, " tmm6, [{b} + {sb}*1]"),
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                concat!($right, " tmm7, [{b} + {sb}*1 + 64]"),
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "add {a0}, 128",
-                "add {b}, {t}",
-                "dec {count}",
-                "jnz 2b",
-                "tilestored [{c} + {sc}*1], tmm0",
-                "tilestored [{c} + {sc}*1 + 64], tmm1",
-                "/* {a1} */",
+            concat!(
+                $right,
+                " tmm6, [{b0} + {sb}*1]\n",
+                $left,
+                " tmm4, [{a0} + {sa}*1]\n",
+                "tdpbf16ps tmm0, tmm4, tmm6\n",
+                $right,
+                " tmm7, [{b1} + {sb}*1]\n",
+                "tdpbf16ps tmm1, tmm4, tmm7\n",
+                advance!(),
+                $left,
+                " tmm5, [{a0} + {sa}*1]\n",
+                "tdpbf16ps tmm0, tmm5, tmm6\n",
+                "tdpbf16ps tmm1, tmm5, tmm7\n",
+                $right,
+                " tmm6, [{b0} + {sb}*1]\n",
+                "tdpbf16ps tmm0, tmm4, tmm6\n",
+                $right,
+                " tmm7, [{b1} + {sb}*1]\n",
+                "tdpbf16ps tmm1, tmm4, tmm7\n",
             ),
-            Extent { two_rows: false, two_columns: false } => tiles!(
-                $block,
-                "tileloadd tmm0, [{i} + {si}*1]",
-                "mov {t}, {sb}",
-                "shl {t}, 4",
-                "2:",
-                concat!($right, " tmm6, [{b} + {sb}*1]"),
-                concat!($left, " tmm4, [{a0} + {sa}*1]"),
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                concat!($left, " tmm5, [{a0} + {sa}*1 + 64]"),
-                "tdpbf16ps tmm0, tmm5, tmm6",
-                "add {b}, {t}",
-                concat!($right, " tmm6, [{b} + {sb}*1]"),
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "add {a0}, 128",
-                "add {b}, {t}",
-                "dec {count}",
-                "jnz 2b",
-                "tilestored [{c} + {sc}*1], tmm0",
-                "/* {a1} */",
-            ),
-        }
+            concat!(
+                $right,
+                " tmm6, [{b0} + {sb}*1]\n",
+                $left,
+                " tmm4, [{a0} + {sa}*1]\n",
+                "tdpbf16ps tmm0, tmm4, tmm6\n",
+                advance!(),
+                $left,
+                " tmm5, [{a0} + {sa}*1]\n",
+                "tdpbf16ps tmm0, tmm5, tmm6\n",
+                $right,
+                " tmm6, [{b0} + {sb}*1]\n",
+                "tdpbf16ps tmm0, tmm4, tmm6\n",
+            )
+        )
     };
 }
 

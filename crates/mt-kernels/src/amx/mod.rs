@@ -60,34 +60,65 @@ pub(crate) enum Streamed {
     Right,
 }
 
-/// A block of sums and the operands that it is computed from. Strides and distances are in bytes.
+/// The tiles of an operand. Strides and distances are in bytes.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct OperandTiles {
+    pub start: *const u8,
+    /// Between the rows of a tile.
+    pub stride: usize,
+    /// Between the two tiles across the contraction.
+    pub second: usize,
+    /// Between tiles along the contraction.
+    pub step: usize,
+}
+
+/// Contiguous memory that is prefetched into the L2 cache, four cache lines with each step along the contraction. It may
+/// lie outside of readable memory.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Fetch {
+    start: *const u8,
+    /// The bytes between the lines of two steps.
+    step: usize,
+}
+
+impl Fetch {
+    /// The bytes that a step prefetches.
+    pub const BYTES: usize = 256;
+
+    pub fn nothing() -> Self {
+        // The address is valid, because prefetching an invalid one is slow.
+        static PLACE: [u8; Fetch::BYTES] = [0; Fetch::BYTES];
+        Self { start: PLACE.as_ptr(), step: 0 }
+    }
+
+    /// Memory from an address on.
+    pub fn from(start: *const u8) -> Self {
+        Self { start, step: Self::BYTES }
+    }
+}
+
+/// A block of sums and the operands that it is computed from. Strides are in bytes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub(crate) struct Block {
     pub multiplication: Multiplication,
     pub extent: Extent,
     pub streamed: Streamed,
-    /// Tiles along the contraction; at least one.
+    /// Steps along the contraction, each of 16 words; at least one.
     pub count: usize,
-    /// `[rows, words]`, one tile after the other along the contraction.
-    pub left: *const u8,
-    pub left_stride: usize,
-    /// `[words, columns]`; the second tile of columns follows the first.
-    pub right: *const u8,
-    pub right_stride: usize,
-    /// The initial sums: `[rows, columns]`; see [`zeros`].
+    /// `[rows, words]`
+    pub left: OperandTiles,
+    /// `[words, columns]`
+    pub right: OperandTiles,
+    /// The initial sums: `[rows, columns]`; null for zeros.
     pub initial: *const u8,
     pub initial_stride: usize,
     /// The final sums: `[rows, columns]`. May be the memory of the initial sums.
     pub sums: *mut u8,
     pub sums_stride: usize,
-}
-
-/// Initial sums of zero: a row that is read for all rows.
-pub(crate) fn zeros() -> (*const u8, usize) {
-    #[repr(align(64))]
-    struct Row([u8; 4 * BLOCK]);
-    static ZEROS: Row = Row([0; 4 * BLOCK]);
-    (ZEROS.0.as_ptr(), 0)
+    pub fetch: Fetch,
 }
 
 /// A matrix unit: the processor's or the emulator.

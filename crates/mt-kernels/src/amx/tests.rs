@@ -24,12 +24,25 @@ impl Operands {
             extent,
             streamed: if count.is_multiple_of(2) { Streamed::Left } else { Streamed::Right },
             count,
-            left: left.as_ptr().cast(),
-            left_stride: 4 * STRIDES[0],
-            right: right.as_ptr().cast(),
-            right_stride: 4 * STRIDES[1],
-            initial: zeros().0,
-            initial_stride: zeros().1,
+            left: OperandTiles {
+                start: left.as_ptr().cast(),
+                stride: 4 * STRIDES[0],
+                second: 4 * STRIDES[0] * TILE,
+                step: 4 * TILE,
+            },
+            right: OperandTiles {
+                start: right.as_ptr().cast(),
+                stride: 4 * STRIDES[1],
+                second: 4 * TILE,
+                step: 4 * STRIDES[1] * TILE,
+            },
+            initial: std::ptr::null(),
+            initial_stride: 0,
+            fetch: if count.is_multiple_of(3) {
+                Fetch::nothing()
+            } else {
+                Fetch::from(right.as_ptr().cast())
+            },
             sums: std::ptr::null_mut(),
             sums_stride: 4 * (BLOCK + 1),
         };

@@ -4,7 +4,7 @@ use super::{
     format::Format,
     simd::{Simd, Work},
 };
-use crate::amx::{BLOCK, Block, Extent, Multiplication, Streamed, TILE, Unit, zeros};
+use crate::amx::{BLOCK, Block, Extent, Fetch, Multiplication, OperandTiles, Streamed, TILE, Unit};
 
 /// The initial values of the sums.
 #[derive(Clone, Copy)]
@@ -108,7 +108,7 @@ impl<F: Format> Product<'_, F> {
                 let sums = &mut self.to[row * to_apart + column..];
                 let sums = sums.as_mut_ptr();
                 let (initial, initial_stride) = match self.start {
-                    Start::Zero => zeros(),
+                    Start::Zero => (std::ptr::null(), 0),
                     Start::Old | Start::Scaled(_) => (sums.cast_const().cast(), 4 * to_apart),
                 };
                 let block = Block {
@@ -119,14 +119,23 @@ impl<F: Format> Product<'_, F> {
                     },
                     streamed: Streamed::Left,
                     count: num_words / TILE,
-                    left: left.words[row * left.apart..].as_ptr().cast(),
-                    left_stride: 4 * left.apart,
-                    right: right.words[column..].as_ptr().cast(),
-                    right_stride: 4 * right.apart,
+                    left: OperandTiles {
+                        start: left.words[row * left.apart..].as_ptr().cast(),
+                        stride: 4 * left.apart,
+                        second: 4 * left.apart * TILE,
+                        step: 4 * TILE,
+                    },
+                    right: OperandTiles {
+                        start: right.words[column..].as_ptr().cast(),
+                        stride: 4 * right.apart,
+                        second: 4 * TILE,
+                        step: 4 * right.apart * TILE,
+                    },
                     initial,
                     initial_stride,
                     sums: sums.cast(),
                     sums_stride: 4 * to_apart,
+                    fetch: Fetch::nothing(),
                 };
                 // SAFETY: the assertions above check that rows, columns and words lie within the slices. The format's
                 // session lasts while attention computes a task.

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use super::kernel::{Out, Tile};
-use crate::amx::{BLOCK, Block, Extent, Multiplication, Streamed, TILE, Unit, zeros};
+use crate::amx::{BLOCK, Block, Extent, Multiplication, OperandTiles, Streamed, TILE, Unit};
 
 /// A block of sums: `[rows, columns]`.
 #[repr(align(64))]
@@ -54,21 +54,39 @@ pub(super) unsafe fn multiply<U: Unit>(
 ) {
     let extent = Extent { two_rows: tile.rows > TILE, two_columns: tile.columns > TILE };
     let (initial, initial_stride) =
-        initial.map_or_else(zeros, |(initial, stride)| (initial.cast(), 4 * stride));
+        initial.map_or((std::ptr::null(), 0), |(initial, stride)| (initial.cast(), 4 * stride));
     let block = Block {
         multiplication,
         extent,
         streamed: if tile.shares_lhs { Streamed::Right } else { Streamed::Left },
         count: tile.steps / (multiplication.halves() * TILE),
-        left: tile.lhs.cast(),
-        left_stride: tile.lhs_stride.unwrap_or(4 * tile.steps),
-        right: tile.rhs.cast(),
-        right_stride: if extent.two_columns { 4 * BLOCK } else { 4 * TILE },
+        left: match tile.lhs_stride {
+            None => packed(tile.lhs, extent.two_rows),
+            Some(stride) => {
+                OperandTiles { start: tile.lhs.cast(), stride, second: stride * TILE, step: LINE }
+            }
+        },
+        right: packed(tile.rhs, extent.two_columns),
         initial,
         initial_stride,
         sums: sums.cast(),
         sums_stride: 4 * sums_stride,
+        fetch: tile.fetch,
     };
     // SAFETY: panels, and rows that are read in place, consist of whole tiles; the caller promises the rest.
     unsafe { U::multiply(&block) };
+}
+
+/// The bytes of a row of a tile.
+const LINE: usize = 4 * TILE;
+
+/// The tiles of a panel, each of which is contiguous.
+fn packed(start: *const u32, has_two: bool) -> OperandTiles {
+    let tile = LINE * TILE;
+    OperandTiles {
+        start: start.cast(),
+        stride: LINE,
+        second: tile,
+        step: if has_two { 2 * tile } else { tile },
+    }
 }

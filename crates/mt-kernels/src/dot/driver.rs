@@ -12,11 +12,11 @@ use half::bf16;
 
 use super::ahead::Ahead;
 use super::buffer::Buffer;
-use super::depth_first;
 use super::kernel::{Compute, Kernel, Out, Tile};
 use super::pack::{Depth, Format, Order, Panels, Source};
 use super::shape::{Problem, Side, offsets};
-use crate::amx::TILE;
+use super::unit;
+use crate::amx::{Fetch, TILE};
 use crate::{Alone, Team};
 
 /// With fewer multiplications than this, a second thread costs more than it gains.
@@ -56,7 +56,10 @@ pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out,
         problem,
         out,
         adds,
-        rows_are_shared: problem.rows < problem.columns,
+        rows_are_shared: match kernel.is_of_unit() {
+            true => unit::rows_are_shared(problem),
+            false => problem.rows < problem.columns,
+        },
         row_stride: row_stride(kernel, problem),
         bypasses_caches: !adds
             && out.bytes() * problem.batch_len() * problem.rows * problem.columns >= LARGE_RESULT,
@@ -137,7 +140,7 @@ impl Call<'_> {
     /// Computes the product of one batch element.
     fn product(&self, team: &dyn Team, batch: usize) {
         let Self { kernel, problem, .. } = *self;
-        let depth = problem.depth.min(CHUNK_DEPTH);
+        let depth = problem.depth.min(if kernel.is_of_unit() { kernel.depth } else { CHUNK_DEPTH });
         let steps = kernel.format.steps(depth);
         let (mut rows, mut columns) = (problem.rows, problem.columns);
         let limit = |lines: usize, words: usize, panel: usize| lines.min((words / panel).max(1) * panel);
@@ -304,8 +307,8 @@ impl Call<'_> {
         };
         let mut tasks_per_thread = TASKS_PER_THREAD;
         if self.kernel.is_of_unit() {
-            task_lines = depth_first::task_lines(self.kernel, chunk.depth.len());
-            tasks_per_thread = depth_first::TASKS_PER_THREAD;
+            task_lines = unit::task_lines(self.kernel, chunk.depth.len());
+            tasks_per_thread = unit::TASKS_PER_THREAD;
         }
         let panels = lines.div_ceil(width);
         let mut tasks = panels.div_ceil(task_lines / width);
@@ -320,7 +323,7 @@ impl Call<'_> {
             let later = (later < tasks).then(|| task(later));
             match &self.kernel.compute {
                 Compute::Vectors(multiply) => self.multiply_lines(*multiply, chunk, task(index), later),
-                Compute::Unit(unit) => self.multiply_depth_first(unit, chunk, task(index), later),
+                Compute::Unit(kernel) => self.multiply_by_unit(kernel, chunk, task(index), later),
             }
         });
     }
@@ -375,8 +378,17 @@ impl Call<'_> {
         }
     }
 
+    /// The bytes of an element of the left operand.
+    pub fn bytes_of_row_element(&self) -> usize {
+        match self.problem.lhs.source() {
+            Source::F32(_) => size_of::<f32>(),
+            Source::Bf16(_) => size_of::<bf16>(),
+            Source::I8(_) => size_of::<i8>(),
+        }
+    }
+
     /// The address of a row's element at a position; both count from the chunk's first ones.
-    fn row(&self, chunk: &Chunk, row: usize, position: usize) -> *const u32 {
+    pub fn row(&self, chunk: &Chunk, row: usize, position: usize) -> *const u32 {
         let (base, _) = self.problem.batch_offsets(chunk.batch);
         let lhs = &self.problem.lhs;
         let start = base
@@ -445,6 +457,7 @@ impl Call<'_> {
             out_stride,
             bypasses_caches,
             ahead,
+            fetch: Fetch::nothing(),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::ahead::Ahead;
 use super::blocks::{self, Sums};
 use super::pack::{self, Format, Order, Panels};
 use super::stream::Streams;
-use crate::amx::{BLOCK, Emulated, Multiplication, Session, TILE};
+use crate::amx::{BLOCK, Emulated, Fetch, Multiplication, Session, TILE};
 
 /// A way to compute tiles. Callers obtain it from a [`crate::Candidate`], which proves that the processor has the
 /// instructions.
@@ -19,7 +19,8 @@ pub(crate) struct Kernel {
     pub(super) row_lanes: usize,
     pub(super) columns: usize,
     pub(super) lanes: usize,
-    /// The contracted elements of a panel. A panel of columns stays in the L1 cache.
+    /// The contracted elements of a panel. A panel of columns stays in the L1 cache, or, for a matrix unit, in the L2
+    /// cache.
     pub(super) depth: usize,
     pub(super) format: Format,
     /// The order of packed rows.
@@ -73,11 +74,11 @@ pub(super) struct UnitKernel {
 pub(super) struct Tile<'a> {
     /// The words of each row and column of the panels.
     pub steps: usize,
-    /// `[steps, rows]`; `[rows, steps]` if rows are packed line by line or read in place.
+    /// `[steps, rows]`, or as [`Panels`] describes for tiles of a unit; `[rows, steps]` if rows are read in place.
     pub lhs: *const u32,
     /// The distance in bytes between rows that are read in place. They need not be aligned.
     pub lhs_stride: Option<usize>,
-    /// `[steps, columns]`, with columns rounded up to whole vectors.
+    /// `[steps, columns]`, with columns rounded up to whole vectors, or as [`Panels`] describes for tiles of a unit.
     pub rhs: *const u32,
     pub rows: usize,
     pub columns: usize,
@@ -92,6 +93,8 @@ pub(super) struct Tile<'a> {
     pub bypasses_caches: bool,
     /// The memory to prefetch into the L2 cache meanwhile.
     pub ahead: &'a Cell<Ahead>,
+    /// What a unit also prefetches.
+    pub fetch: Fetch,
 }
 
 /// The address of a result.
@@ -270,14 +273,17 @@ pub(crate) static EMULATED_BF16: Kernel = emulated(Multiplication::Bf16, Format:
 #[cfg(test)]
 pub(crate) static EMULATED_BF16_X3: Kernel = emulated(Multiplication::SplitF32, Format::TileSplit);
 
-/// A kernel of the emulated unit. Its panels take less than half of the L1 cache.
+/// The contracted elements of a panel for a matrix unit.
+pub(super) const UNIT_DEPTH: usize = if cfg!(test) { 512 } else { 2048 };
+
+/// A kernel of the emulated unit.
 const fn emulated(multiplication: Multiplication, format: Format) -> Kernel {
     Kernel {
         rows: BLOCK,
         row_lanes: TILE,
         columns: BLOCK,
         lanes: TILE,
-        depth: 512,
+        depth: UNIT_DEPTH,
         format,
         row_order: Order::ByLines,
         reads_rows: true,

@@ -11,7 +11,6 @@
 mod ahead;
 mod blocks;
 mod buffer;
-mod depth_first;
 mod driver;
 mod kernel;
 mod pack;
@@ -19,6 +18,7 @@ mod shape;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod unit;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 

@@ -33,7 +33,7 @@ pub(super) enum Format {
 /// The elements along the contraction of a tile of `bf16`.
 const TILE_DEPTH: usize = 2 * TILE;
 
-/// The order of a panel's words.
+/// The order of a panel's words; in formats with tiles, of the words of a tile.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Order {
     /// The words of all lines, step by step.
@@ -52,6 +52,11 @@ impl Format {
             Self::TileSplit => depth.div_ceil(TILE_DEPTH) * TILE * 2,
             Self::TileQuads => depth.div_ceil(4 * TILE) * TILE,
         }
+    }
+
+    /// Whether panels consist of tiles for a matrix unit.
+    pub fn has_tiles(self) -> bool {
+        matches!(self, Self::TilePairs | Self::TileSplit | Self::TileQuads)
     }
 
     /// The tiles that hold each 16 words of a line, in formats with tiles.
@@ -102,8 +107,8 @@ pub(super) struct Panels<'a> {
     pub runs: &'a [usize],
     pub format: Format,
     pub order: Order,
-    /// `[panels, steps, width]` or, line by line, `[panels, width, steps]`. Words beyond the lines or the depth are
-    /// zero.
+    /// `[panels, steps, width]`; in formats with tiles, `[panels, steps / 16, width / 16]` tiles of 16 steps and 16 lines
+    /// each. Words beyond the lines or the depth are zero.
     pub out: *mut u32,
     pub width: usize,
 }
@@ -117,7 +122,7 @@ impl Panels<'_> {
         self.lines.len().div_ceil(self.width)
     }
 
-    /// The address of a panel's words of one step, for [`Order::BySteps`].
+    /// The address of a panel's words of one step, in formats without tiles.
     ///
     /// # Safety
     /// The panel has the step.
@@ -125,6 +130,16 @@ impl Panels<'_> {
     pub unsafe fn word(&self, panel: usize, step: usize) -> *mut u32 {
         // SAFETY: what the caller promises.
         unsafe { self.out.add((panel * self.steps() + step) * self.width) }
+    }
+
+    /// The address of the tile that begins at a step and at a line of a panel, which are multiples of 16.
+    ///
+    /// # Safety
+    /// The panel has the step and the line.
+    #[inline(always)]
+    pub unsafe fn tile(&self, panel: usize, step: usize, line: usize) -> *mut u32 {
+        // SAFETY: what the caller promises.
+        unsafe { self.word(panel, step).add(line * TILE) }
     }
 
     /// The address of a line's word of a panel's step.
@@ -135,10 +150,15 @@ impl Panels<'_> {
     pub unsafe fn word_of_line(&self, panel: usize, step: usize, line: usize) -> *mut u32 {
         // SAFETY: what the caller promises.
         unsafe {
-            match self.order {
-                Order::BySteps => self.word(panel, step).add(line),
-                Order::ByLines => self.out.add((panel * self.width + line) * self.steps() + step),
+            if !self.format.has_tiles() {
+                return self.word(panel, step).add(line);
             }
+            let ([step, step_in_tile], [line, line_in_tile]) =
+                ([step / TILE * TILE, step % TILE], [line / TILE * TILE, line % TILE]);
+            self.tile(panel, step, line).add(match self.order {
+                Order::BySteps => step_in_tile * TILE + line_in_tile,
+                Order::ByLines => line_in_tile * TILE + step_in_tile,
+            })
         }
     }
 

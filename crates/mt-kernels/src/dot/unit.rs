@@ -1,8 +1,8 @@
 //! Products whose tiles a matrix unit computes.
 //!
-//! The unit is fast, so packing and storing dominate. A task therefore packs its lines for the whole depth of a chunk,
-//! and a tile's sums stay in the L1 and L2 caches until they are complete. The loop over blocks along the depth runs
-//! inside the loop over panels of the shared operand; one block of a panel stays in the L1 cache.
+//! The unit is fast, so loading, packing and storing dominate. A task therefore packs its lines for the whole depth of a
+//! chunk and keeps them in the L2 cache while the panels of the shared operand pass. The next panel is prefetched
+//! meanwhile. If there are enough columns, the rows are shared: consecutive tiles then write adjacent memory.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -10,14 +10,19 @@ use std::ops::Range;
 use super::ahead::Ahead;
 use super::blocks::Sums;
 use super::buffer::Buffer;
-use super::driver::{self, Call, Chunk, chunks};
+use super::driver::{Call, Chunk};
 use super::kernel::{Kernel, Tile, UnitKernel};
+use super::shape::Problem;
+use crate::amx::{Fetch, TILE};
 
 /// The bytes of a task's own lines, which stay in the L2 cache.
-const OWN_BYTES: usize = 1024 << 10;
+const OWN_BYTES: usize = 768 << 10;
 
 /// The fewest lines of a task. Each task reads every panel of the shared operand again.
 const FEWEST_LINES: usize = 128;
+
+/// The fewest columns with which rows are the shared operand.
+const FEWEST_COLUMNS: usize = 256;
 
 /// The fewest tasks for each thread, if there are enough lines. A task with few lines waits for the shared operand.
 pub(super) const TASKS_PER_THREAD: usize = 2;
@@ -27,9 +32,14 @@ pub(super) fn task_lines(kernel: &Kernel, depth: usize) -> usize {
     (OWN_BYTES / (4 * kernel.format.steps(depth))).max(FEWEST_LINES)
 }
 
+/// Whether the rows, instead of the columns, are the shared operand.
+pub(super) fn rows_are_shared(problem: &Problem) -> bool {
+    problem.columns >= FEWEST_COLUMNS || problem.rows < problem.columns
+}
+
 impl Call<'_> {
     /// Packs and multiplies some lines of the task's own operand, the first of which begins a panel.
-    pub fn multiply_depth_first(
+    pub fn multiply_by_unit(
         &self,
         unit: &UnitKernel,
         chunk: &Chunk,
@@ -40,56 +50,74 @@ impl Call<'_> {
         // SAFETY: kernels come from a `Candidate`, so the processor has the instructions. A task begins only this
         // session.
         let _session = unsafe { (unit.session)() };
-        let depth = chunk.depth.len();
+        let depth = 0..chunk.depth.len();
+        let steps = kernel.format.steps(depth.len());
         let packs_own = rows_are_shared || self.row_stride.is_none();
         let own_lines = self.padded(!rows_are_shared, lines.len());
-        let own = Buffer::take(if packs_own { own_lines * kernel.format.steps(depth) } else { 0 });
+        let own = Buffer::take(if packs_own { own_lines * steps } else { 0 });
         if packs_own {
-            for block in chunks(0..depth, kernel.depth) {
-                let out = own.words().wrapping_add(kernel.format.steps(block.start) * own_lines);
-                self.pack(chunk, !rows_are_shared, lines.clone(), block, out);
-            }
+            self.pack(chunk, !rows_are_shared, lines.clone(), depth.clone(), own.words());
         }
         let num_shared = if rows_are_shared { chunk.rows.len() } else { chunk.columns.len() };
-        let shared_lines = self.padded(rows_are_shared, num_shared);
         let (shared_width, own_width) = match rows_are_shared {
             true => (kernel.rows, kernel.columns),
             false => (kernel.columns, kernel.rows),
         };
-        // Sums of one panel of the shared operand and all own lines. They are kept apart from the result, whose rows
-        // are often so far apart that few of them fit the L1 cache at once.
-        let keeps_sums = depth > kernel.depth && chunk.sums.is_none();
-        let sums = Buffer::take(if keeps_sums { shared_width * own_lines } else { 0 });
         let ahead = Cell::new(match later {
-            Some(later) => self.ahead(chunk, !rows_are_shared, later, 0..depth),
+            Some(later) => self.ahead(chunk, !rows_are_shared, later, depth.clone()),
             None => Ahead::nothing(),
         });
         let mut pipeline = Pipeline { sums: [Sums::new(), Sums::new()], next: 0, unfinished: None };
         for shared_line in (0..num_shared).step_by(shared_width) {
-            // Rows and columns are counted from the chunk's first ones.
-            let stride = if rows_are_shared { own_lines } else { shared_width };
-            let before =
-                if rows_are_shared { [shared_line, lines.start] } else { [lines.start, shared_line] };
-            let start = sums.words().cast::<f32>().wrapping_sub(before[0] * stride + before[1]);
-            let own_sums = driver::Sums { start, stride, depth: chunk.depth.clone() };
-            let sums = if keeps_sums { Some(&own_sums) } else { chunk.sums.as_ref() };
-            for block in chunks(0..depth, kernel.depth) {
-                let (steps, before) = (kernel.format.steps(block.len()), kernel.format.steps(block.start));
-                for own_line in lines.clone().step_by(own_width) {
-                    // Rows that are read in place have no panel, and their panel pointer is not used.
-                    let panels = [
-                        chunk.shared.wrapping_add(before * shared_lines + shared_line * steps),
-                        own.words().wrapping_add(before * own_lines + (own_line - lines.start) * steps),
-                    ];
-                    let tile = self.tile(chunk, panels, [shared_line, own_line], &block, sums, &ahead);
-                    // SAFETY: the panels were packed, and the tile lies in the result and in the sums.
-                    unsafe { pipeline.multiply(unit, tile, block.end == depth) };
-                }
+            let later_lines = shared_line + shared_width..(shared_line + 2 * shared_width).min(num_shared);
+            let mut next_panel = self.panel_bytes(chunk, later_lines);
+            for own_line in lines.clone().step_by(own_width) {
+                // Rows that are read in place have no panel, and their panel pointer is not used.
+                let panels = [
+                    chunk.shared.wrapping_add(shared_line * steps),
+                    own.words().wrapping_add((own_line - lines.start) * steps),
+                ];
+                let sums = chunk.sums.as_ref();
+                let fetch = next_part(&mut next_panel, steps / TILE * Fetch::BYTES);
+                let tile = self.tile(chunk, panels, [shared_line, own_line], &depth, sums, &ahead);
+                let tile = Tile { fetch, ..tile };
+                // SAFETY: the panels were packed, and the tile lies in the result and in the sums.
+                unsafe { pipeline.multiply(unit, tile) };
             }
         }
         // SAFETY: as above.
         unsafe { pipeline.finish(unit) };
     }
+
+    /// The memory of lines of the shared operand, for prefetching: an address and a number of bytes. Empty if the memory
+    /// is not contiguous.
+    fn panel_bytes(&self, chunk: &Chunk, lines: Range<usize>) -> (*const u8, usize) {
+        let depth = chunk.depth.len();
+        match self.row_stride.filter(|_| self.rows_are_shared) {
+            _ if lines.is_empty() => (std::ptr::null(), 0),
+            None => {
+                let steps = self.kernel.format.steps(depth);
+                let start = chunk.shared.wrapping_add(lines.start * steps);
+                (start.cast_const().cast(), 4 * steps * self.padded(self.rows_are_shared, lines.len()))
+            }
+            Some(stride) => {
+                let is_contiguous = stride == depth * self.bytes_of_row_element();
+                let bytes = if is_contiguous { stride * lines.len() } else { 0 };
+                (self.row(chunk, lines.start, 0).cast(), bytes)
+            }
+        }
+    }
+}
+
+/// Takes the next bytes of a panel.
+fn next_part((start, bytes): &mut (*const u8, usize), count: usize) -> Fetch {
+    if *bytes == 0 {
+        return Fetch::nothing();
+    }
+    let part = Fetch::from(*start);
+    *start = start.wrapping_add(count);
+    *bytes = bytes.saturating_sub(count);
+    part
 }
 
 /// A pipeline of tiles: each tile is computed before the previous one is finished.
@@ -101,20 +129,18 @@ struct Pipeline<'a> {
 }
 
 impl<'a> Pipeline<'a> {
-    /// Computes a tile. Only a tile with complete sums may be finished later, because no other tile reads its sums.
+    /// Computes a tile.
     ///
     /// # Safety
     /// See [`UnitKernel::sum`].
-    unsafe fn multiply(&mut self, unit: &UnitKernel, tile: Tile<'a>, is_complete: bool) {
+    unsafe fn multiply(&mut self, unit: &UnitKernel, tile: Tile<'a>) {
         // SAFETY: what the caller promises.
         unsafe {
             let is_unfinished = (unit.sum)(&tile, unit.multiplication, &mut self.sums[self.next]);
             self.finish(unit);
-            if is_unfinished && is_complete {
+            if is_unfinished {
                 self.unfinished = Some(tile);
                 self.next = 1 - self.next;
-            } else if is_unfinished {
-                (unit.finish)(&tile, &mut self.sums[self.next]);
             }
         }
     }

@@ -57,6 +57,7 @@ pub fn handlers() -> &'static [Handler] {
         Handler { kernel: &kernels::GROUPED_DOT, address: grouped::call_grouped_dot },
         Handler { kernel: &kernels::GROUPED_OUTER, address: grouped::call_grouped_outer },
         Handler { kernel: &kernels::NORMAL, address: call_normal },
+        Handler { kernel: &kernels::UNINITIALIZED, address: call_uninitialized },
     ]
 }
 
@@ -730,6 +731,12 @@ unsafe extern "C" fn call_normal(frame: *mut Frame) -> *mut Error {
             }
         })
     }
+}
+
+/// Leaves its result as it is. The attribute `index` is not used.
+unsafe extern "C" fn call_uninitialized(frame: *mut Frame) -> *mut Error {
+    // SAFETY: XLA calls a handler with a frame of its own.
+    unsafe { answer(frame, &kernels::UNINITIALIZED, |call| call.integer(attributes::INDEX).map(|_| ())) }
 }
 
 #[cfg(test)]

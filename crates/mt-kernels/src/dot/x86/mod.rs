@@ -8,7 +8,7 @@ mod streams;
 mod tile_panels;
 mod tiles;
 
-use super::kernel::{Compute, Kernel, UnitKernel};
+use super::kernel::{Compute, Kernel, UNIT_DEPTH, UnitKernel};
 use super::pack::{Format, Order};
 use super::stream::Streams;
 use crate::amx::{BLOCK, Multiplication, Processor, Session, TILE};
@@ -27,8 +27,12 @@ pub(crate) static AVX512_BF16: Kernel = Kernel {
 pub(crate) static AMX_BF16: Kernel = AMX;
 
 /// Multiplies tiles of `f32`, each number split into two `bf16`.
-pub(crate) static AMX_BF16_X3: Kernel =
-    Kernel { format: Format::TileSplit, depth: 256, compute: by_tiles(Multiplication::SplitF32), ..AMX };
+pub(crate) static AMX_BF16_X3: Kernel = Kernel {
+    format: Format::TileSplit,
+    depth: UNIT_DEPTH / 2,
+    compute: by_tiles(Multiplication::SplitF32),
+    ..AMX
+};
 
 /// Multiplies tiles of `i8`.
 pub(crate) static AMX_INT8: Kernel =
@@ -75,7 +79,7 @@ const AMX: Kernel = Kernel {
     row_lanes: TILE,
     columns: BLOCK,
     lanes: TILE,
-    depth: 512,
+    depth: UNIT_DEPTH,
     format: Format::TilePairs,
     row_order: Order::ByLines,
     reads_rows: true,

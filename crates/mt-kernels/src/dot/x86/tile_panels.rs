@@ -112,9 +112,9 @@ unsafe fn copy_block<L: Load>(
             }
             let [low, high] = load.across_two(first + pair[0], first + pair[1]);
             if panels.order == Order::BySteps {
-                let to = panels.word(panel, step + index);
+                let to = panels.tile(panel, step, 0).add(index * TILE);
                 _mm512_storeu_si512(to.cast(), low);
-                _mm512_storeu_si512(to.add(TILE).cast(), high);
+                _mm512_storeu_si512(to.add(TILE * TILE).cast(), high);
             } else {
                 words[0][index] = low;
                 words[1][index] = high;
@@ -194,12 +194,9 @@ pub(super) unsafe fn store(
     // SAFETY: what the caller promises.
     unsafe {
         let words = if order == panels.order { words } else { transpose(&words) };
-        let (start, apart) = match panels.order {
-            Order::BySteps => (panels.word(panel, step).add(lane), panels.width),
-            Order::ByLines => (panels.word_of_line(panel, step, lane), panels.steps()),
-        };
+        let start = panels.tile(panel, step, lane);
         for (index, words) in words.into_iter().enumerate() {
-            _mm512_storeu_si512(start.add(index * apart).cast(), words);
+            _mm512_storeu_si512(start.add(index * TILE).cast(), words);
         }
     }
 }
