@@ -10,7 +10,7 @@ pub fn release_free_memory() {
 
 /// Prepares the allocator for executions on CPUs, each of which allocates XLA's temporaries again. From now on
 /// allocations of megabytes use huge pages, and their memory is retained for the next execution; otherwise it is
-/// returned at once. A thread returns what has been free for a while. On two cores a twelfth of a training step went
+/// returned at once. A thread returns what no execution has needed for a while. On two cores a twelfth of a training step went
 /// into mapping memory in pages of 4 kB, and a tenth into clearing pages that had been returned too early.
 pub(crate) fn keep_large_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64"))]
@@ -38,12 +38,13 @@ mod jemalloc {
     /// The decay of memory that only the thread below returns.
     const NO_DECAY: isize = -1;
 
-    /// How often the thread looks for free memory, and how often in a row it finds some before it returns it. Between two
-    /// executions memory is free for a few milliseconds.
-    const INTERVAL: Duration = Duration::from_millis(50);
-    const MOST_OBSERVED: usize = 3;
+    /// jemalloc's default, in milliseconds.
+    const USUAL_DECAY: isize = 10_000;
 
-    /// Less free memory is kept.
+    /// How often the thread looks for free memory.
+    const INTERVAL: Duration = Duration::from_millis(50);
+
+    /// Smaller amounts are kept.
     const FEWEST_FREE: usize = 16 << 20;
 
     /// jemalloc's number for all arenas (`MALLCTL_ARENAS_ALL`).
@@ -64,35 +65,85 @@ mod jemalloc {
         ONCE.call_once(|| {
             // Failure makes programs slower and has no other effect.
             let Some(arena) = arena_of_large() else { return };
-            // Without the thread, jemalloc itself must return free memory.
-            let watch = move || release_what_stays_free(arena);
-            if thread::Builder::new().name("free memory".into()).spawn(watch).is_ok() {
-                let _ = keep_large_memory_of(arena);
+            if use_of(arena).is_none() || keep_large_memory_of(arena).is_none() {
+                return;
+            }
+            let watch = move || watch(arena);
+            if thread::Builder::new().name("free memory".into()).spawn(watch).is_err() {
+                set_decay(arena, USUAL_DECAY);
             }
         });
     }
 
-    /// Returns free memory of an arena to the system once it has been free for a while, for the life of the process.
-    fn release_what_stays_free(arena: c_uint) {
-        let mut observed = 0;
+    /// Returns free memory of an arena to the system, for the life of the process.
+    fn watch(arena: c_uint) {
+        let mut observations = Observations::default();
         loop {
             thread::sleep(INTERVAL);
-            observed = if free_bytes(arena) < FEWEST_FREE { 0 } else { observed + 1 };
-            if observed == MOST_OBSERVED {
+            let Some(now) = use_of(arena) else { return set_decay(arena, USUAL_DECAY) };
+            if observations.ask_for_return(now) {
                 purge(arena);
-                observed = 0;
             }
         }
     }
 
-    /// The bytes that an arena retains.
-    pub(super) fn free_bytes(arena: c_uint) -> usize {
-        let Ok(pages) = CString::new(format!("stats.arenas.{arena}.pdirty")) else { return 0 };
+    /// The bytes of an arena that are allocated, and those that are free and retained.
+    #[derive(Clone, Copy, Debug)]
+    pub(super) struct Use {
+        pub allocated: usize,
+        pub free: usize,
+    }
+
+    /// What the thread has seen so far.
+    #[derive(Default)]
+    pub(super) struct Observations {
+        /// The most memory that was allocated at one time since free memory was last returned.
+        most_allocated: usize,
+        /// The latest observations in a row that found free memory, and those that found more than a program needs again.
+        free: usize,
+        excessive: usize,
+    }
+
+    impl Observations {
+        /// A program needs its temporaries again that are free between two steps. Memory beyond the most that was allocated
+        /// at one time is in excess.
+        const MOST_EXCESSIVE: usize = 3;
+        /// Ten seconds.
+        const MOST_FREE: usize = 200;
+
+        /// Adds an observation. Returns whether free memory is to be returned now.
+        pub fn ask_for_return(&mut self, now: Use) -> bool {
+            self.most_allocated = self.most_allocated.max(now.allocated);
+            let counted = |is_so: bool, before: usize| if is_so { before + 1 } else { 0 };
+            let is_free = now.free >= FEWEST_FREE;
+            let is_excessive = is_free && now.allocated + now.free >= self.most_allocated + FEWEST_FREE;
+            self.free = counted(is_free, self.free);
+            self.excessive = counted(is_excessive, self.excessive);
+            let returns = self.excessive == Self::MOST_EXCESSIVE || self.free == Self::MOST_FREE;
+            if returns {
+                *self = Self { most_allocated: now.allocated, ..Self::default() };
+            }
+            returns
+        }
+    }
+
+    pub(super) fn use_of(arena: c_uint) -> Option<Use> {
+        let control = |name| CString::new(format!("stats.arenas.{arena}.{name}")).ok();
+        let (allocated, free) = (control("pactive")?, control("pdirty")?);
         // SAFETY: the controls have these types. Writing any epoch brings all statistics up to date.
         unsafe {
-            exchange(c"epoch", Some(1_u64), 0_u64);
-            let pages = exchange::<usize, _>(&pages, None, 0_usize).unwrap_or(0);
-            pages * exchange::<usize, _>(c"arenas.page", None, 0_usize).unwrap_or(0)
+            exchange(c"epoch", Some(1_u64), 0_u64)?;
+            let page = exchange::<usize, _>(c"arenas.page", None, 0_usize)?;
+            let allocated = exchange::<usize, _>(&allocated, None, 0_usize)?;
+            let free = exchange::<usize, _>(&free, None, 0_usize)?;
+            Some(Use { allocated: allocated * page, free: free * page })
+        }
+    }
+
+    fn set_decay(arena: c_uint, milliseconds: isize) {
+        if let Ok(control) = CString::new(format!("arena.{arena}.dirty_decay_ms")) {
+            // SAFETY: the control has this type.
+            let _ = unsafe { exchange(&control, Some(milliseconds), 0_isize) };
         }
     }
 
@@ -122,8 +173,8 @@ mod jemalloc {
             }
             let hooks = HOOKS.get_or_init(|| extent_hooks_t { alloc: Some(in_large_pages), ..*usual });
             exchange(&hooks_control, Some(ptr::from_ref(hooks)), ptr::null::<extent_hooks_t>())?;
-            exchange(&control("dirty_decay_ms")?, Some(NO_DECAY), 0_isize)?;
         }
+        set_decay(arena, NO_DECAY);
         Some(())
     }
 
@@ -200,12 +251,33 @@ mod jemalloc {
         fn memory_that_stays_free_is_returned() {
             keep_large_memory();
             let arena = arena_of_large().expect("memory of jemalloc");
+            let free = || use_of(arena).expect("statistics").free;
             drop(std::hint::black_box(vec![1_u8; 4 * FEWEST_FREE]));
-            let deadline = std::time::Instant::now() + Duration::from_secs(20);
-            while free_bytes(arena) >= FEWEST_FREE {
-                assert!(std::time::Instant::now() < deadline, "{} bytes stay free", free_bytes(arena));
+            assert!(free() >= 4 * FEWEST_FREE, "{} bytes are kept", free());
+            let deadline = std::time::Instant::now() + Duration::from_secs(60);
+            while free() >= FEWEST_FREE {
+                assert!(std::time::Instant::now() < deadline, "{} bytes stay free", free());
                 thread::sleep(INTERVAL);
             }
+        }
+
+        #[test]
+        fn temporaries_are_kept_from_step_to_step_and_excess_is_not() {
+            let mut observations = Observations::default();
+            let mut ask = |allocated: usize, free: usize| {
+                observations
+                    .ask_for_return(Use { allocated: allocated * FEWEST_FREE, free: free * FEWEST_FREE })
+            };
+            // Steps with temporaries of 30, and pauses between them.
+            for _ in 0..50 {
+                assert!(!ask(80, 0) && !ask(50, 30) && !ask(50, 30) && !ask(50, 30) && !ask(50, 30));
+            }
+            // A step took other memory, so that what the last one used is left.
+            assert!(!ask(80, 30) && !ask(80, 30));
+            assert!(ask(80, 30));
+            assert!(!ask(80, 0));
+            // The program pauses for ten seconds.
+            assert_eq!((0..1000).position(|_| ask(50, 30)), Some(Observations::MOST_FREE - 1));
         }
     }
 }

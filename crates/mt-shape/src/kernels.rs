@@ -60,6 +60,8 @@ pub mod attributes {
     pub const NESTEROV: &str = "nesterov";
     /// 1 for Pax's form of Adam.
     pub const PAX: &str = "pax";
+    /// Tells calls apart that would otherwise be equal.
+    pub const INDEX: &str = "index";
     /// The bits of an `f32`, as all further attributes.
     pub const B1: &str = "b1";
     pub const B2: &str = "b2";
@@ -71,8 +73,6 @@ pub mod attributes {
     pub const UPDATE_SCALE: &str = "update_scale";
     pub const CONSTANT_DECAY: &str = "constant_decay";
     pub const OFFSET: &str = "offset";
-    /// Tells calls apart that would otherwise be equal.
-    pub const INDEX: &str = "index";
     pub const BOUND: &str = "bound";
     pub const EDGE: &str = "edge";
 }

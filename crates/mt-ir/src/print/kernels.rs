@@ -424,7 +424,7 @@ impl Printer<'_> {
 
     /// An array of arbitrary content.
     pub(super) fn uninitialized(&mut self, ty: &TensorType, scope: &str) -> Name {
-        // Compilers may make equal calls one, and would then copy its result.
+        // Compilers may merge equal calls, and would then copy the result.
         let index = integer(attributes::INDEX, i64::from(self.next));
         self.call(&kernels::UNINITIALIZED, &[], &[index], "", &[ty], scope)[0]
     }

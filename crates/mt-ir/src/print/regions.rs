@@ -185,7 +185,7 @@ impl Printer<'_> {
         }
     }
 
-    pub(super) fn zeros(&mut self, ty: &TensorType, scope: &str) -> Name {
+    fn zeros(&mut self, ty: &TensorType, scope: &str) -> Name {
         let value = match ty.dtype {
             DType::Bool => "false",
             dtype if dtype.is_float() => "0.0",

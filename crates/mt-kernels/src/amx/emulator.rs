@@ -73,13 +73,13 @@ unsafe fn sum<T: Copy>(
     sums
 }
 
-/// The tile at a place across the contraction, 0 or 1, and at a step along it.
+/// The first or the second tile across the contraction, at a step along it.
 ///
 /// # Safety
 /// The tile's rows lie in readable memory.
-unsafe fn load_tile(tiles: &OperandTiles, place: usize, step: usize) -> Tile<u32> {
+unsafe fn load_tile(tiles: &OperandTiles, index: usize, step: usize) -> Tile<u32> {
     // SAFETY: what the caller promises.
-    unsafe { load(tiles.start.add(place * tiles.second + step * tiles.step), tiles.stride) }
+    unsafe { load(tiles.start.add(index * tiles.second + step * tiles.step), tiles.stride) }
 }
 
 /// # Safety

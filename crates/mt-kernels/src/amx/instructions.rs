@@ -157,7 +157,7 @@ macro_rules! end {
     };
 }
 
-/// The instructions that go on along the contraction.
+/// The instructions that advance along the contraction.
 macro_rules! advance {
     () => {
         concat!(
@@ -181,7 +181,7 @@ macro_rules! prefetch {
 
 /// Runs instructions on all tiles: `begin`, then `step` for each step along the contraction, then `end`, so no tile
 /// holds data between blocks. `k` points to the block, `a0` and `a1` to the two tiles of rows, `b0` and `b1` to those of
-/// columns, `p` to what is prefetched; `sa` and `sb` are strides.
+/// columns, `p` to the prefetched memory; `sa` and `sb` are strides.
 macro_rules! run {
     ($block:ident, $begin:expr, $step:expr, $end:expr) => {{
         let Block { left, right, .. } = *$block;
@@ -468,6 +468,7 @@ impl Unit for Processor {
 
     #[inline]
     unsafe fn multiply(block: &Block) {
+        debug_assert!(block.count > 0, "a block has steps");
         // SAFETY: the instructions access only the rows of the tiles, as the caller promises. The memory that they
         // write is reached through a pointer of the block.
         unsafe {

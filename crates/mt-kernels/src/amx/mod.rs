@@ -73,8 +73,8 @@ pub(crate) struct OperandTiles {
     pub step: usize,
 }
 
-/// Contiguous memory that is prefetched into the L2 cache, four cache lines with each step along the contraction. It may
-/// lie outside of readable memory.
+/// Contiguous memory that blocks of two by two tiles prefetch into the L2 cache, four cache lines with each step along the
+/// contraction. It may lie outside of readable memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Fetch {

@@ -1,9 +1,9 @@
 //! The division of a product into chunks, tasks, blocks and tiles.
 //!
-//! First, all threads together pack the operand with fewer lines. Then each task packs some lines of the other operand,
-//! block by block along the contraction, and computes their tiles while the block is in its caches. So each element is
-//! packed once. Elements of the left operand are not packed if tiles can read them in place. The order of summation
-//! depends on the size of the contraction, not on the threads.
+//! First, all threads together pack the shared operand, usually the one with fewer lines. Then each task packs some lines of
+//! the other operand, block by block along the contraction, and computes their tiles while the block is in its caches. So
+//! each element of a chunk is packed once. Elements of the left operand are not packed if tiles can read them in place. The
+//! order of summation depends on the size of the contraction, not on the threads.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -57,7 +57,7 @@ pub(super) fn run(team: &dyn Team, kernel: &Kernel, problem: &Problem, out: Out,
         out,
         adds,
         rows_are_shared: match kernel.is_of_unit() {
-            true => unit::rows_are_shared(problem),
+            true => unit::rows_are_shared(problem, team.num_threads()),
             false => problem.rows < problem.columns,
         },
         row_stride: row_stride(kernel, problem),
@@ -127,7 +127,7 @@ pub(super) struct Chunk<'a> {
     pub depth: Range<usize>,
     lhs_depth: &'a Depth,
     rhs_depth: &'a Depth,
-    /// The packed shared operand: `[depth blocks, panels, steps, lines of the panel]`.
+    /// The packed shared operand: `[depth blocks, panels]`; see [`Panels`].
     pub shared: *mut u32,
     /// The sums in `f32` of a result that has fewer bits: `[rows, columns]`.
     pub sums: Option<Sums>,
@@ -144,13 +144,14 @@ impl Call<'_> {
         let steps = kernel.format.steps(depth);
         let (mut rows, mut columns) = (problem.rows, problem.columns);
         let limit = |lines: usize, words: usize, panel: usize| lines.min((words / panel).max(1) * panel);
-        if self.rows_are_shared {
-            rows = limit(rows, CHUNK_WORDS / steps, kernel.rows);
-        } else {
-            columns = limit(columns, CHUNK_WORDS / steps, kernel.columns);
-        }
         let depth_of_sums = if kernel.is_of_unit() { depth } else { kernel.depth };
         let needs_sums = matches!(self.out, Out::Bf16(_)) && problem.depth > depth_of_sums;
+        let packs_shared = !self.rows_are_shared || self.row_stride.is_none();
+        if !self.rows_are_shared {
+            columns = limit(columns, CHUNK_WORDS / steps, kernel.columns);
+        } else if packs_shared || needs_sums {
+            rows = limit(rows, CHUNK_WORDS / steps, kernel.rows);
+        }
         if needs_sums && self.rows_are_shared {
             columns = limit(columns, CHUNK_WORDS / rows, kernel.columns);
         } else if needs_sums {
@@ -158,7 +159,6 @@ impl Call<'_> {
         }
         let shared_lines =
             self.padded(self.rows_are_shared, if self.rows_are_shared { rows } else { columns });
-        let packs_shared = !self.rows_are_shared || self.row_stride.is_none();
         let shared = Buffer::take(if packs_shared { shared_lines * steps } else { 0 });
         let sums = needs_sums.then(|| Buffer::take(rows * columns));
         let (mut lhs_depth, mut rhs_depth) = (Depth::default(), Depth::default());
@@ -176,11 +176,9 @@ impl Call<'_> {
                         lhs_depth: &lhs_depth,
                         rhs_depth: &rhs_depth,
                         shared: shared.words(),
-                        sums: sums.as_ref().map(|sums| Sums {
-                            start: sums.words().cast(),
-                            stride: column_chunk.len(),
-                            depth: 0..problem.depth,
-                        }),
+                        sums: sums
+                            .as_ref()
+                            .map(|sums| Sums { start: sums.words().cast(), stride: column_chunk.len() }),
                     };
                     let lines = if self.rows_are_shared { &chunk.rows } else { &chunk.columns };
                     let wanted = Some((lines.start, chunk.depth.start));
@@ -427,7 +425,7 @@ impl Call<'_> {
         let (start, end) = (chunk.depth.start + block.start, chunk.depth.start + block.end);
         // SAFETY: the tile lies in the sums.
         let kept = |sums: &Sums| unsafe { sums.from(row, column) };
-        let initial = match sums.filter(|sums| sums.depth.start < start) {
+        let initial = match sums.filter(|_| start > 0) {
             Some(sums) => Some((kept(sums).cast_const(), sums.stride)),
             None if start == 0 && !self.adds => None,
             None => match out {
@@ -438,8 +436,7 @@ impl Call<'_> {
             },
         };
         let bypasses_caches = self.bypasses_caches && end == problem.depth;
-        let (out, out_stride) = match sums.filter(|sums| end < sums.depth.end) {
-            Some(sums) if matches!(out, Out::I32(_)) => (Out::I32(kept(sums).cast()), sums.stride),
+        let (out, out_stride) = match sums.filter(|_| end < problem.depth) {
             Some(sums) => (Out::F32(kept(sums)), sums.stride),
             None => (out, problem.columns),
         };
@@ -462,13 +459,11 @@ impl Call<'_> {
     }
 }
 
-/// Incomplete sums: `[rows, columns]`.
+/// Incomplete sums: `[rows, columns]`. The last ones are written to the result.
 pub(super) struct Sums {
-    /// The sum of the chunk's first row and column, which may lie before the allocated memory.
-    pub start: *mut f32,
-    pub stride: usize,
-    /// The range of contracted elements that are summed here. The last of these sums are written to the result.
-    pub depth: Range<usize>,
+    /// The sum of the chunk's first row and column.
+    start: *mut f32,
+    stride: usize,
 }
 
 impl Sums {
@@ -481,7 +476,7 @@ impl Sums {
     }
 }
 
-pub(super) fn chunks(all: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+fn chunks(all: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = all.end;
     all.step_by(size).map(move |start| start..(start + size).min(end))
 }

@@ -128,8 +128,15 @@ impl Panels<'_> {
     /// The panel has the step.
     #[inline(always)]
     pub unsafe fn word(&self, panel: usize, step: usize) -> *mut u32 {
+        debug_assert!(!self.format.has_tiles(), "tiles have an order of their own");
         // SAFETY: what the caller promises.
-        unsafe { self.out.add((panel * self.steps() + step) * self.width) }
+        unsafe { self.out.add(self.words_before(panel, step)) }
+    }
+
+    /// The words before a panel's step, which begins a tile in formats with tiles.
+    #[inline(always)]
+    fn words_before(&self, panel: usize, step: usize) -> usize {
+        (panel * self.steps() + step) * self.width
     }
 
     /// The address of the tile that begins at a step and at a line of a panel, which are multiples of 16.
@@ -139,7 +146,7 @@ impl Panels<'_> {
     #[inline(always)]
     pub unsafe fn tile(&self, panel: usize, step: usize, line: usize) -> *mut u32 {
         // SAFETY: what the caller promises.
-        unsafe { self.word(panel, step).add(line * TILE) }
+        unsafe { self.out.add(self.words_before(panel, step) + line * TILE) }
     }
 
     /// The address of a line's word of a panel's step.

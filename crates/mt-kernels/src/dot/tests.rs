@@ -166,9 +166,11 @@ fn check(lhs: &Side, rhs: &Side, arithmetic: Arithmetic, threads: usize) -> Resu
         let terms = terms_of_sum * terms;
         terms * unit / (1.0 - terms * unit) + split
     };
+    let mut of_units = Vec::new();
     for kernel in kernels(arithmetic) {
         let mut result = vec![f32::NAN; exact.len()];
         dot_with(&Alone, kernel, &lhs.operand(), &rhs.operand(), ElementsMut::F32(&mut result));
+        let unrounded = result.clone();
         for (position, (&result, (exact, absolute))) in result.iter().zip(&exact).enumerate() {
             let error = (f64::from(result) - exact).abs();
             prop_assert!(
@@ -192,6 +194,13 @@ fn check(lhs: &Side, rhs: &Side, arithmetic: Arithmetic, threads: usize) -> Resu
             let error = (f64::from(added) - exact - 0.75).abs();
             prop_assert!(error <= bound(terms + 1.0) * (absolute + 0.75), "{kernel:?}: added {added}");
         }
+        if kernel.kernel().is_of_unit() {
+            of_units.push((kernel, unrounded));
+        }
+    }
+    // The processor's unit and the emulated one compute the same bits from the same panels.
+    for pair in of_units.windows(2) {
+        prop_assert_eq!(&pair[0].1, &pair[1].1, "{:?} and {:?}", pair[0].0, pair[1].0);
     }
     Ok(())
 }
@@ -298,6 +307,27 @@ proptest! {
         layouts[0].order = [2, 1, 0, 0, 0, 0];
         layouts[0].gaps[2] = gap;
         run(&[2], [&[rows], &[columns]], &[depth], &layouts, kinds, arithmetic, threads)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Whole tiles of contiguous rows, which a matrix unit reads in place, in one chunk and in several.
+    #[test]
+    fn whole_tiles_of_rows(
+        rows in prop_oneof![Just(16_usize), Just(48), Just(144)],
+        columns in prop_oneof![1usize..50, 250usize..270],
+        depth in prop_oneof![Just(32_usize), Just(512), Just(544), Just(1088)],
+        gap in prop_oneof![Just(0_usize), 1usize..40],
+        layouts in prop::array::uniform2(layouts()),
+        threads in 1usize..4,
+    ) {
+        prop_assume!(rows * columns * depth < 1 << 23);
+        let mut layouts = layouts;
+        layouts[0].order = [2, 1, 0, 0, 0, 0];
+        layouts[0].gaps[2] = gap;
+        run(&[], [&[rows], &[columns]], &[depth], &layouts, [Kind::Bf16, Kind::F32], Arithmetic::Bf16, threads)?;
     }
 }
 

@@ -13,7 +13,7 @@ use super::buffer::Buffer;
 use super::driver::{Call, Chunk};
 use super::kernel::{Kernel, Tile, UnitKernel};
 use super::shape::Problem;
-use crate::amx::{Fetch, TILE};
+use crate::amx::{BLOCK, Fetch, TILE};
 
 /// The bytes of a task's own lines, which stay in the L2 cache.
 const OWN_BYTES: usize = 768 << 10;
@@ -32,9 +32,10 @@ pub(super) fn task_lines(kernel: &Kernel, depth: usize) -> usize {
     (OWN_BYTES / (4 * kernel.format.steps(depth))).max(FEWEST_LINES)
 }
 
-/// Whether the rows, instead of the columns, are the shared operand.
-pub(super) fn rows_are_shared(problem: &Problem) -> bool {
-    problem.columns >= FEWEST_COLUMNS || problem.rows < problem.columns
+/// Whether the rows, instead of the columns, are the shared operand. There must be columns for all threads.
+pub(super) fn rows_are_shared(problem: &Problem, num_threads: usize) -> bool {
+    let fewest = FEWEST_COLUMNS.max(BLOCK * TASKS_PER_THREAD * num_threads);
+    problem.columns >= fewest || problem.rows < problem.columns
 }
 
 impl Call<'_> {
@@ -78,7 +79,8 @@ impl Call<'_> {
                     own.words().wrapping_add((own_line - lines.start) * steps),
                 ];
                 let sums = chunk.sums.as_ref();
-                let fetch = next_part(&mut next_panel, steps / TILE * Fetch::BYTES);
+                let count = steps / (TILE * kernel.format.halves());
+                let fetch = next_part(&mut next_panel, count * Fetch::BYTES);
                 let tile = self.tile(chunk, panels, [shared_line, own_line], &depth, sums, &ahead);
                 let tile = Tile { fetch, ..tile };
                 // SAFETY: the panels were packed, and the tile lies in the result and in the sums.
@@ -109,7 +111,7 @@ impl Call<'_> {
     }
 }
 
-/// Takes the next bytes of a panel.
+/// Takes the next bytes of a panel, of which a task with few tiles leaves some.
 fn next_part((start, bytes): &mut (*const u8, usize), count: usize) -> Fetch {
     if *bytes == 0 {
         return Fetch::nothing();

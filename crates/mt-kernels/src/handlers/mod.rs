@@ -733,10 +733,25 @@ unsafe extern "C" fn call_normal(frame: *mut Frame) -> *mut Error {
     }
 }
 
-/// Leaves its result as it is. The attribute `index` is not used.
+/// Leaves its result as it is. The attribute `index` has no meaning. Builds with checks fill results of floating-point
+/// numbers with NaN, so that a program that reads one too early is noticed.
 unsafe extern "C" fn call_uninitialized(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA calls a handler with a frame of its own.
-    unsafe { answer(frame, &kernels::UNINITIALIZED, |call| call.integer(attributes::INDEX).map(|_| ())) }
+    unsafe {
+        answer(frame, &kernels::UNINITIALIZED, |call| {
+            call.integer(attributes::INDEX)?;
+            if cfg!(debug_assertions) {
+                match call.data_mut(0) {
+                    Ok(DataMut::F32(elements)) => elements.fill(f32::NAN),
+                    Ok(DataMut::Bf16(elements)) => elements.fill(bf16::NAN),
+                    Ok(DataMut::I32(elements)) => elements.fill(i32::MIN),
+                    // Other types have no kernels that could read them.
+                    Err(_) => {}
+                }
+            }
+            Ok(())
+        })
+    }
 }
 
 #[cfg(test)]
