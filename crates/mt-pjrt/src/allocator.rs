@@ -94,7 +94,7 @@ mod jemalloc {
         pub free: usize,
     }
 
-    /// What the thread has seen so far.
+    /// The history of an arena as the thread has seen it.
     #[derive(Default)]
     pub(super) struct Observations {
         /// The most memory that was allocated at one time since free memory was last returned.

@@ -6,7 +6,7 @@ use super::*;
 /// The bytes of a row of a tile.
 const LINE: usize = 4 * TILE;
 
-/// The distances between the parts of an operand, in bytes.
+/// The distances between the tiles of an operand and between their rows, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     start: usize,
@@ -148,12 +148,6 @@ impl Operands {
     fn initial(&self, row: usize, column: usize) -> u32 {
         self.initial[row * INITIAL + column]
     }
-}
-
-fn extents() -> impl Iterator<Item = Extent> {
-    [(false, false), (false, true), (true, false), (true, true)]
-        .into_iter()
-        .map(|(two_rows, two_columns)| Extent { two_rows, two_columns })
 }
 
 fn random(seed: u64) -> impl FnMut() -> u32 {

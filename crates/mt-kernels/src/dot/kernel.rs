@@ -93,7 +93,7 @@ pub(super) struct Tile<'a> {
     pub bypasses_caches: bool,
     /// The memory to prefetch into the L2 cache meanwhile.
     pub ahead: &'a Cell<Ahead>,
-    /// The part of the next shared panel that a unit prefetches.
+    /// The range of the next shared panel that a unit prefetches.
     pub fetch: Fetch,
 }
 

@@ -80,7 +80,7 @@ impl Call<'_> {
                 ];
                 let sums = chunk.sums.as_ref();
                 let count = steps / (TILE * kernel.format.halves());
-                let fetch = next_part(&mut next_panel, count * Fetch::BYTES);
+                let fetch = next_range(&mut next_panel, count * Fetch::BYTES);
                 let tile = self.tile(chunk, panels, [shared_line, own_line], &depth, sums, &ahead);
                 let tile = Tile { fetch, ..tile };
                 // SAFETY: the panels were packed, and the tile lies in the result and in the sums.
@@ -112,14 +112,14 @@ impl Call<'_> {
 }
 
 /// Takes the next bytes of a panel, of which a task with few tiles leaves some.
-fn next_part((start, bytes): &mut (*const u8, usize), count: usize) -> Fetch {
+fn next_range((start, bytes): &mut (*const u8, usize), count: usize) -> Fetch {
     if *bytes == 0 {
         return Fetch::nothing();
     }
-    let part = Fetch::from(*start);
+    let range = Fetch::from(*start);
     *start = start.wrapping_add(count);
     *bytes = bytes.saturating_sub(count);
-    part
+    range
 }
 
 /// A pipeline of tiles: each tile is computed before the previous one is finished.
