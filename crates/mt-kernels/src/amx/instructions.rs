@@ -277,6 +277,54 @@ macro_rules! by_extent {
     };
 }
 
+/// An instruction that loads a tile from an operand.
+macro_rules! load {
+    ($load:literal, $tile:literal, $start:literal, $stride:literal) => {
+        concat!($load, " ", $tile, ", [{", $start, "} + {", $stride, "}*1]\n")
+    };
+}
+
+/// An instruction that adds the product of two tiles to a tile of sums.
+macro_rules! dot {
+    ($dot:literal, $sums:literal, $left:literal, $right:literal) => {
+        concat!($dot, " ", $sums, ", ", $left, ", ", $right, "\n")
+    };
+}
+
+/// The instructions that load the tiles of a step and multiply them, for each extent. The tiles of rows stay in the tiles 4
+/// and 5, those of columns in 6 and 7.
+macro_rules! products {
+    (all, $dot:literal, $left:literal, $right:literal) => {
+        concat!(
+            products!(columns, $dot, $left, $right),
+            load!($left, "tmm5", "a1", "sa"),
+            dot!($dot, "tmm2", "tmm5", "tmm6"),
+            dot!($dot, "tmm3", "tmm5", "tmm7"),
+        )
+    };
+    (rows, $dot:literal, $left:literal, $right:literal) => {
+        concat!(
+            products!(single, $dot, $left, $right),
+            load!($left, "tmm5", "a1", "sa"),
+            dot!($dot, "tmm2", "tmm5", "tmm6"),
+        )
+    };
+    (columns, $dot:literal, $left:literal, $right:literal) => {
+        concat!(
+            products!(single, $dot, $left, $right),
+            load!($right, "tmm7", "b1", "sb"),
+            dot!($dot, "tmm1", "tmm4", "tmm7"),
+        )
+    };
+    (single, $dot:literal, $left:literal, $right:literal) => {
+        concat!(
+            load!($right, "tmm6", "b0", "sb"),
+            load!($left, "tmm4", "a0", "sa"),
+            dot!($dot, "tmm0", "tmm4", "tmm6"),
+        )
+    };
+}
+
 /// Blocks of each extent for an instruction that multiplies tiles of one kind.
 macro_rules! multiply {
     ($block:ident, $dot:literal) => {
@@ -288,58 +336,18 @@ macro_rules! multiply {
     ($block:ident, $dot:literal, $left:literal, $right:literal) => {
         by_extent!(
             $block,
-            concat!(
-                $right,
-                " tmm6, [{b0} + {sb}*1]\n",
-                $left,
-                " tmm4, [{a0} + {sa}*1]\n",
-                $dot,
-                " tmm0, tmm4, tmm6\n",
-                $right,
-                " tmm7, [{b1} + {sb}*1]\n",
-                $dot,
-                " tmm1, tmm4, tmm7\n",
-                $left,
-                " tmm5, [{a1} + {sa}*1]\n",
-                $dot,
-                " tmm2, tmm5, tmm6\n",
-                prefetch!(),
-                $dot,
-                " tmm3, tmm5, tmm7\n",
-            ),
-            concat!(
-                $right,
-                " tmm6, [{b0} + {sb}*1]\n",
-                $left,
-                " tmm4, [{a0} + {sa}*1]\n",
-                $dot,
-                " tmm0, tmm4, tmm6\n",
-                $left,
-                " tmm5, [{a1} + {sa}*1]\n",
-                $dot,
-                " tmm2, tmm5, tmm6\n",
-            ),
-            concat!(
-                $right,
-                " tmm6, [{b0} + {sb}*1]\n",
-                $left,
-                " tmm4, [{a0} + {sa}*1]\n",
-                $dot,
-                " tmm0, tmm4, tmm6\n",
-                $right,
-                " tmm7, [{b1} + {sb}*1]\n",
-                $dot,
-                " tmm1, tmm4, tmm7\n",
-            ),
-            concat!(
-                $right,
-                " tmm6, [{b0} + {sb}*1]\n",
-                $left,
-                " tmm4, [{a0} + {sa}*1]\n",
-                $dot,
-                " tmm0, tmm4, tmm6\n",
-            )
+            concat!(products!(all, $dot, $left, $right), prefetch!()),
+            products!(rows, $dot, $left, $right),
+            products!(columns, $dot, $left, $right),
+            products!(single, $dot, $left, $right)
         )
+    };
+}
+
+/// [`dot!`] for `bf16`.
+macro_rules! dot_bf16 {
+    ($sums:literal, $left:literal, $right:literal) => {
+        dot!("tdpbf16ps", $sums, $left, $right)
     };
 }
 
@@ -356,95 +364,54 @@ macro_rules! multiply_split {
         by_extent!(
             $block,
             concat!(
-                $right,
-                " tmm6, [{b0} + {sb}*1]\n",
-                $left,
-                " tmm4, [{a0} + {sa}*1]\n",
-                "tdpbf16ps tmm0, tmm4, tmm6\n",
-                $right,
-                " tmm7, [{b1} + {sb}*1]\n",
-                "tdpbf16ps tmm1, tmm4, tmm7\n",
-                $left,
-                " tmm5, [{a1} + {sa}*1]\n",
-                "tdpbf16ps tmm2, tmm5, tmm6\n",
-                "tdpbf16ps tmm3, tmm5, tmm7\n",
+                products!(all, "tdpbf16ps", $left, $right),
                 "mov {t}, {a0}\n",
                 advance!(),
-                $left,
-                " tmm4, [{a0} + {sa}*1]\n",
-                "tdpbf16ps tmm0, tmm4, tmm6\n",
-                "tdpbf16ps tmm1, tmm4, tmm7\n",
-                $left,
-                " tmm4, [{a1} + {sa}*1]\n",
-                "tdpbf16ps tmm2, tmm4, tmm6\n",
-                "tdpbf16ps tmm3, tmm4, tmm7\n",
-                $right,
-                " tmm6, [{b0} + {sb}*1]\n",
-                $left,
-                " tmm4, [{t} + {sa}*1]\n",
-                "tdpbf16ps tmm0, tmm4, tmm6\n",
-                $right,
-                " tmm7, [{b1} + {sb}*1]\n",
-                "tdpbf16ps tmm1, tmm4, tmm7\n",
-                "tdpbf16ps tmm2, tmm5, tmm6\n",
+                load!($left, "tmm4", "a0", "sa"),
+                dot_bf16!("tmm0", "tmm4", "tmm6"),
+                dot_bf16!("tmm1", "tmm4", "tmm7"),
+                load!($left, "tmm4", "a1", "sa"),
+                dot_bf16!("tmm2", "tmm4", "tmm6"),
+                dot_bf16!("tmm3", "tmm4", "tmm7"),
+                load!($right, "tmm6", "b0", "sb"),
+                // No tile was left for the first half.
+                load!($left, "tmm4", "t", "sa"),
+                dot_bf16!("tmm0", "tmm4", "tmm6"),
+                load!($right, "tmm7", "b1", "sb"),
+                dot_bf16!("tmm1", "tmm4", "tmm7"),
+                dot_bf16!("tmm2", "tmm5", "tmm6"),
+                dot_bf16!("tmm3", "tmm5", "tmm7"),
                 prefetch!(),
-                "tdpbf16ps tmm3, tmm5, tmm7\n",
             ),
             concat!(
-                $right,
-                " tmm6, [{b0} + {sb}*1]\n",
-                $left,
-                " tmm4, [{a0} + {sa}*1]\n",
-                "tdpbf16ps tmm0, tmm4, tmm6\n",
-                $left,
-                " tmm5, [{a1} + {sa}*1]\n",
-                "tdpbf16ps tmm2, tmm5, tmm6\n",
+                products!(rows, "tdpbf16ps", $left, $right),
                 advance!(),
-                $left,
-                " tmm3, [{a0} + {sa}*1]\n",
-                "tdpbf16ps tmm0, tmm3, tmm6\n",
-                $left,
-                " tmm3, [{a1} + {sa}*1]\n",
-                "tdpbf16ps tmm2, tmm3, tmm6\n",
-                $right,
-                " tmm6, [{b0} + {sb}*1]\n",
-                "tdpbf16ps tmm0, tmm4, tmm6\n",
-                "tdpbf16ps tmm2, tmm5, tmm6\n",
+                load!($left, "tmm3", "a0", "sa"),
+                dot_bf16!("tmm0", "tmm3", "tmm6"),
+                load!($left, "tmm3", "a1", "sa"),
+                dot_bf16!("tmm2", "tmm3", "tmm6"),
+                load!($right, "tmm6", "b0", "sb"),
+                dot_bf16!("tmm0", "tmm4", "tmm6"),
+                dot_bf16!("tmm2", "tmm5", "tmm6"),
             ),
             concat!(
-                $right,
-                " tmm6, [{b0} + {sb}*1]\n",
-                $left,
-                " tmm4, [{a0} + {sa}*1]\n",
-                "tdpbf16ps tmm0, tmm4, tmm6\n",
-                $right,
-                " tmm7, [{b1} + {sb}*1]\n",
-                "tdpbf16ps tmm1, tmm4, tmm7\n",
+                products!(columns, "tdpbf16ps", $left, $right),
                 advance!(),
-                $left,
-                " tmm5, [{a0} + {sa}*1]\n",
-                "tdpbf16ps tmm0, tmm5, tmm6\n",
-                "tdpbf16ps tmm1, tmm5, tmm7\n",
-                $right,
-                " tmm6, [{b0} + {sb}*1]\n",
-                "tdpbf16ps tmm0, tmm4, tmm6\n",
-                $right,
-                " tmm7, [{b1} + {sb}*1]\n",
-                "tdpbf16ps tmm1, tmm4, tmm7\n",
+                load!($left, "tmm5", "a0", "sa"),
+                dot_bf16!("tmm0", "tmm5", "tmm6"),
+                dot_bf16!("tmm1", "tmm5", "tmm7"),
+                load!($right, "tmm6", "b0", "sb"),
+                dot_bf16!("tmm0", "tmm4", "tmm6"),
+                load!($right, "tmm7", "b1", "sb"),
+                dot_bf16!("tmm1", "tmm4", "tmm7"),
             ),
             concat!(
-                $right,
-                " tmm6, [{b0} + {sb}*1]\n",
-                $left,
-                " tmm4, [{a0} + {sa}*1]\n",
-                "tdpbf16ps tmm0, tmm4, tmm6\n",
+                products!(single, "tdpbf16ps", $left, $right),
                 advance!(),
-                $left,
-                " tmm5, [{a0} + {sa}*1]\n",
-                "tdpbf16ps tmm0, tmm5, tmm6\n",
-                $right,
-                " tmm6, [{b0} + {sb}*1]\n",
-                "tdpbf16ps tmm0, tmm4, tmm6\n",
+                load!($left, "tmm5", "a0", "sa"),
+                dot_bf16!("tmm0", "tmm5", "tmm6"),
+                load!($right, "tmm6", "b0", "sb"),
+                dot_bf16!("tmm0", "tmm4", "tmm6"),
             )
         )
     };

@@ -105,7 +105,7 @@ fn row_stride(kernel: &Kernel, problem: &Problem) -> Option<usize> {
 /// The values that all tasks of a call share.
 pub(super) struct Call<'a> {
     pub kernel: &'a Kernel,
-    problem: &'a Problem<'a>,
+    pub problem: &'a Problem<'a>,
     pub out: Out,
     adds: bool,
     /// Whether the rows, instead of the columns, are the shared operand, which all threads pack together.
@@ -144,8 +144,7 @@ impl Call<'_> {
         let steps = kernel.format.steps(depth);
         let (mut rows, mut columns) = (problem.rows, problem.columns);
         let limit = |lines: usize, words: usize, panel: usize| lines.min((words / panel).max(1) * panel);
-        let depth_of_sums = if kernel.is_of_unit() { depth } else { kernel.depth };
-        let needs_sums = matches!(self.out, Out::Bf16(_)) && problem.depth > depth_of_sums;
+        let needs_sums = matches!(self.out, Out::Bf16(_)) && problem.depth > kernel.depth;
         let packs_shared = !self.rows_are_shared || self.row_stride.is_none();
         if !self.rows_are_shared {
             columns = limit(columns, CHUNK_WORDS / steps, kernel.columns);
@@ -192,16 +191,21 @@ impl Call<'_> {
         }
     }
 
+    /// The number of a chunk's rows or columns, and those of a panel.
+    pub fn lines_and_width(&self, chunk: &Chunk, rows: bool) -> (usize, usize) {
+        match rows {
+            true => (chunk.rows.len(), self.kernel.rows),
+            false => (chunk.columns.len(), self.kernel.columns),
+        }
+    }
+
     /// The number of rows or columns, rounded up to the multiple that panels hold.
     pub fn padded(&self, rows: bool, lines: usize) -> usize {
         lines.next_multiple_of(if rows { self.kernel.row_lanes } else { self.kernel.lanes })
     }
 
     fn pack_shared(&self, team: &dyn Team, chunk: &Chunk) {
-        let (lines, width) = match self.rows_are_shared {
-            true => (chunk.rows.len(), self.kernel.rows),
-            false => (chunk.columns.len(), self.kernel.columns),
-        };
+        let (lines, width) = self.lines_and_width(chunk, self.rows_are_shared);
         let group = width * PACKED_PANELS;
         let all = self.padded(self.rows_are_shared, lines);
         team.for_each(lines.div_ceil(group), &|index| {
@@ -255,11 +259,7 @@ impl Call<'_> {
         let ([free], [contract]) = (&*side.free, &*side.contract) else { return Ahead::nothing() };
         let start =
             base + (first + lines.start) * free.stride + (chunk.depth.start + depth.start) * contract.stride;
-        let (start, bytes) = match side.source() {
-            Source::F32(source) => (source.wrapping_add(start).cast(), size_of::<f32>()),
-            Source::Bf16(source) => (source.wrapping_add(start).cast(), size_of::<bf16>()),
-            Source::I8(source) => (source.wrapping_add(start).cast(), size_of::<i8>()),
-        };
+        let (start, bytes) = (side.source().at(start), side.source().bytes());
         match (free.stride, contract.stride) {
             (stride, 1) => Ahead::rows(start, depth.len() * bytes, lines.len(), stride * bytes),
             (1, stride) => Ahead::rows(start, lines.len() * bytes, depth.len(), stride * bytes),
@@ -299,10 +299,8 @@ impl Call<'_> {
 
     /// Computes a chunk, whose shared operand is packed.
     fn multiply(&self, team: &dyn Team, chunk: &Chunk) {
-        let (lines, width, mut task_lines) = match self.rows_are_shared {
-            true => (chunk.columns.len(), self.kernel.columns, TASK_COLUMNS),
-            false => (chunk.rows.len(), self.kernel.rows, TASK_ROWS),
-        };
+        let (lines, width) = self.lines_and_width(chunk, !self.rows_are_shared);
+        let mut task_lines = if self.rows_are_shared { TASK_COLUMNS } else { TASK_ROWS };
         let mut tasks_per_thread = TASKS_PER_THREAD;
         if self.kernel.is_of_unit() {
             task_lines = unit::task_lines(self.kernel, chunk.depth.len());
@@ -339,12 +337,9 @@ impl Call<'_> {
         let packs_own = rows_are_shared || self.row_stride.is_none();
         let own_lines = self.padded(!rows_are_shared, lines.len());
         let own = Buffer::take(if packs_own { own_lines * steps } else { 0 });
-        let num_shared = if rows_are_shared { chunk.rows.len() } else { chunk.columns.len() };
+        let (num_shared, shared_width) = self.lines_and_width(chunk, rows_are_shared);
+        let (_, own_width) = self.lines_and_width(chunk, !rows_are_shared);
         let shared_lines = self.padded(rows_are_shared, num_shared);
-        let (shared_width, own_width) = match rows_are_shared {
-            true => (kernel.rows, kernel.columns),
-            false => (kernel.columns, kernel.rows),
-        };
         for block in chunks(0..chunk.depth.len(), kernel.depth) {
             let steps = kernel.format.steps(block.len());
             if packs_own {
@@ -376,15 +371,6 @@ impl Call<'_> {
         }
     }
 
-    /// The bytes of an element of the left operand.
-    pub fn bytes_of_row_element(&self) -> usize {
-        match self.problem.lhs.source() {
-            Source::F32(_) => size_of::<f32>(),
-            Source::Bf16(_) => size_of::<bf16>(),
-            Source::I8(_) => size_of::<i8>(),
-        }
-    }
-
     /// The address of a row's element at a position; both count from the chunk's first ones.
     pub fn row(&self, chunk: &Chunk, row: usize, position: usize) -> *const u32 {
         let (base, _) = self.problem.batch_offsets(chunk.batch);
@@ -392,14 +378,7 @@ impl Call<'_> {
         let start = base
             + (chunk.rows.start + row) * lhs.free[0].stride
             + (chunk.depth.start + position) * lhs.contract[0].stride;
-        match lhs.source() {
-            // SAFETY: `Problem::new` has checked that the offset lies in the operand.
-            Source::F32(source) => unsafe { source.add(start).cast() },
-            // SAFETY: as above.
-            Source::Bf16(source) => unsafe { source.add(start).cast() },
-            // SAFETY: as above.
-            Source::I8(source) => unsafe { source.add(start).cast() },
-        }
+        lhs.source().at(start).cast()
     }
 
     /// The tile of a panel of the shared operand and a panel of the task's own, for a block of the chunk's depth.

@@ -73,6 +73,26 @@ pub(super) enum Source {
     I8(*const i8),
 }
 
+impl Source {
+    /// The bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32(_) => size_of::<f32>(),
+            Self::Bf16(_) => size_of::<bf16>(),
+            Self::I8(_) => size_of::<i8>(),
+        }
+    }
+
+    /// The address of an element.
+    pub fn at(self, index: usize) -> *const u8 {
+        match self {
+            Self::F32(start) => start.wrapping_add(index).cast(),
+            Self::Bf16(start) => start.wrapping_add(index).cast(),
+            Self::I8(start) => start.wrapping_add(index).cast(),
+        }
+    }
+}
+
 /// The memory layout of positions along the contraction.
 #[derive(Default)]
 pub(super) struct Depth {

@@ -59,11 +59,8 @@ impl Call<'_> {
         if packs_own {
             self.pack(chunk, !rows_are_shared, lines.clone(), depth.clone(), own.words());
         }
-        let num_shared = if rows_are_shared { chunk.rows.len() } else { chunk.columns.len() };
-        let (shared_width, own_width) = match rows_are_shared {
-            true => (kernel.rows, kernel.columns),
-            false => (kernel.columns, kernel.rows),
-        };
+        let (num_shared, shared_width) = self.lines_and_width(chunk, rows_are_shared);
+        let (_, own_width) = self.lines_and_width(chunk, !rows_are_shared);
         let ahead = Cell::new(match later {
             Some(later) => self.ahead(chunk, !rows_are_shared, later, depth.clone()),
             None => Ahead::nothing(),
@@ -103,7 +100,7 @@ impl Call<'_> {
                 (start.cast_const().cast(), 4 * steps * self.padded(self.rows_are_shared, lines.len()))
             }
             Some(stride) => {
-                let is_contiguous = stride == depth * self.bytes_of_row_element();
+                let is_contiguous = stride == depth * self.problem.lhs.source().bytes();
                 let bytes = if is_contiguous { stride * lines.len() } else { 0 };
                 (self.row(chunk, lines.start, 0).cast(), bytes)
             }
