@@ -241,8 +241,10 @@ impl Loop {
         }
         let Some(local) = &mut self.local else { return Ok(()) };
         local.is_due |= Schedule::saves_locally_after(settings, step, local.period);
-        // A save in progress holds a copy of the state; training does not wait for it.
-        if !local.is_due || !is_idle || !local.manager.is_idle() {
+        // A save in progress holds a copy of the state; training does not wait for it. The last step's checkpoint follows
+        // in the run's directory.
+        let is_over = step + 1 >= settings.run.steps;
+        if !local.is_due || is_over || !is_idle || !local.manager.is_idle() {
             return Ok(());
         }
         self.finish_steps(state, 0)?;
