@@ -10,6 +10,7 @@ mod coerce;
 mod config;
 mod derived;
 mod error;
+mod families;
 mod groups;
 mod key;
 mod named;

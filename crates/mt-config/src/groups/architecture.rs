@@ -9,7 +9,7 @@ use super::{
 use crate::{
     config::{Config, not_built},
     error::Problem,
-    table::attention::LOCAL_FAMILIES,
+    families,
 };
 
 group! {
@@ -235,9 +235,6 @@ group! {
     }
 }
 
-/// The families whose layers can have hyper-connections.
-const WITH_STREAMS: &[DecoderBlock] = &[DecoderBlock::DeepSeek, DecoderBlock::DeepSeek4];
-
 /// The most streams whose permutations a program can hold.
 const MOST_PERMUTED: usize = 7;
 
@@ -248,7 +245,7 @@ impl HyperConnectionGroup {
         if self.mhc_expansion_rate < 2 {
             return;
         }
-        if !WITH_STREAMS.contains(&block) {
+        if !families::STREAMS.include(block) {
             problems.push(not_built(
                 config.entry("mhc_expansion_rate"),
                 "hyper-connections in this model family",
@@ -268,11 +265,6 @@ impl HyperConnectionGroup {
     }
 }
 
-/// The families with layers of Gated DeltaNet.
-const WITH_GATED_DELTA: &[DecoderBlock] = &[DecoderBlock::Qwen3Next, DecoderBlock::Qwen35];
-/// The families that have layers with a state of fixed size among those with attention.
-const HYBRIDS: &[DecoderBlock] = &[DecoderBlock::Qwen3Next, DecoderBlock::Qwen35, DecoderBlock::Bamba];
-
 group! {
     /// Layers of Gated DeltaNet among those with attention.
     pub struct GatedDeltaGroup {
@@ -289,8 +281,7 @@ group! {
 
 impl GatedDeltaGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
-        let block = DecoderBlock::from_value(&config.entry("decoder_block").value);
-        if !block.is_some_and(|block| WITH_GATED_DELTA.contains(&block)) {
+        if !families::GATED_DELTA.include_that_of(config) {
             return;
         }
         let values = ("gdn_num_value_heads", self.gdn_num_value_heads);
@@ -412,12 +403,9 @@ impl AttentionGroup {
                 ));
             }
         }
-        let family = config.entry("decoder_block");
+        let alternates = families::LOCAL.include_that_of(config);
         if self.attention_type == AttentionType::Full {
-            let of_family = LOCAL_FAMILIES
-                .iter()
-                .chain(["gpt_oss", "llama4", "qwen3_next", "qwen3_5", "mamba2", "bamba"].iter());
-            let decided_by = match of_family.into_iter().any(|block| family.value == *block) {
+            let decided_by = match alternates || families::MIXED.include_that_of(config) {
                 true => Some("decoder_block"),
                 false => (!self.attention_pattern.is_empty()).then_some("attention_pattern"),
             };
@@ -435,20 +423,18 @@ impl AttentionGroup {
         }
         self.check_chosen_chunks(config, problems);
         self.check_width_of_experts(config, problems);
-        let has_linear = HYBRIDS.iter().any(|block| family.value == block.name());
-        if !has_linear && self.attention_pattern.contains(&LayerAttention::Linear) {
-            let families: Vec<String> =
-                HYBRIDS.iter().map(|block| format!("`decoder_block={}`", block.name())).collect();
+        if !families::HYBRID.include_that_of(config)
+            && self.attention_pattern.contains(&LayerAttention::Linear)
+        {
             problems.push(Problem::inconsistent(
                 format!(
                     "{} has layers with a state of fixed size, but {}, which has none",
                     config.stated("attention_pattern"),
                     config.stated("decoder_block")
                 ),
-                format!("use `local` and `global`, or {}", families.join(" or ")),
+                format!("use `local` and `global`, or {}", families::HYBRID.arguments()),
             ));
         }
-        let alternates = LOCAL_FAMILIES.iter().any(|block| family.value == *block);
         let of_local = match self.attention_pattern.as_slice() {
             [] if alternates => Some("decoder_block"),
             given if given.contains(&LayerAttention::Local) => Some("attention_pattern"),

@@ -1,9 +1,10 @@
 //! Encoder–decoder models.
 
-use super::{AttentionKind, AttentionType, DecoderBlock, TrainingObjective, group};
+use super::{AttentionKind, AttentionType, TrainingObjective, group};
 use crate::{
     config::{Config, not_built, report},
     error::Problem,
+    families,
     origin::Origin,
 };
 
@@ -18,16 +19,6 @@ group! {
     }
     besides {
         source_length_origin: Origin = |config, _| Some(config.entry("max_source_length").origin.clone()),
-    }
-}
-
-/// The families with an encoder.
-const FAMILIES: &[DecoderBlock] = &[DecoderBlock::T5];
-
-impl DecoderBlock {
-    /// Whether models of the family have an encoder.
-    pub fn has_encoder(self) -> bool {
-        FAMILIES.contains(&self)
     }
 }
 
@@ -46,8 +37,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
 impl EncoderGroup {
     /// Whether the configured family has an encoder.
     pub(crate) fn is_in(config: &Config) -> bool {
-        let family = &config.entry("decoder_block").value;
-        FAMILIES.iter().any(|known| *family == known.name())
+        families::ENCODER.include_that_of(config)
     }
 
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {

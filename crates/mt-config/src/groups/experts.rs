@@ -11,8 +11,8 @@ use super::{
 use crate::{
     config::{Config, not_built},
     error::{ConfigError, Problem},
+    families,
     origin::Origin,
-    table::experts::WITH_EXPERTS,
 };
 
 group! {
@@ -56,7 +56,7 @@ impl ExpertsGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
         // Families that are not built are reported by themselves.
         let Some(block) = DecoderBlock::from_value(&config.entry("decoder_block").value) else { return };
-        if !WITH_EXPERTS.contains(&block.name()) {
+        if !families::EXPERTS.include(block) {
             if self.num_experts > 1 {
                 problems.push(without_experts(config));
             }
@@ -102,46 +102,19 @@ impl ExpertsGroup {
     /// Refuses what other families have.
     fn check_family(&self, block: DecoderBlock, config: &Config, problems: &mut Vec<Problem>) {
         let of_other_families = [
-            (
-                "routed_bias",
-                self.routed_bias,
-                &[DecoderBlock::GptOss, DecoderBlock::DeepSeek, DecoderBlock::DeepSeek4][..],
-                ROUTED_BIAS,
-            ),
-            (
-                "shared_experts",
-                self.shared_experts > 0,
-                &[
-                    DecoderBlock::DeepSeek,
-                    DecoderBlock::DeepSeek4,
-                    DecoderBlock::Llama4,
-                    DecoderBlock::Gemma4,
-                    DecoderBlock::Qwen3Next,
-                    DecoderBlock::Qwen35,
-                ],
-                SHARED_EXPERTS,
-            ),
-            (
-                "first_num_dense_layers",
-                self.first_num_dense_layers > 0,
-                &[DecoderBlock::DeepSeek, DecoderBlock::Qwen3Moe],
-                DENSE_LAYERS,
-            ),
-            (
-                "first_num_hash_layers",
-                self.first_num_hash_layers > 0,
-                &[DecoderBlock::DeepSeek4],
-                HASH_LAYERS,
-            ),
+            ("routed_bias", self.routed_bias, families::ROUTED_BIAS, ROUTED_BIAS),
+            ("shared_experts", self.shared_experts > 0, families::SHARED_EXPERTS, SHARED_EXPERTS),
+            ("first_num_dense_layers", self.first_num_dense_layers > 0, families::DENSE_FIRST, DENSE_LAYERS),
+            ("first_num_hash_layers", self.first_num_hash_layers > 0, families::HASH, HASH_LAYERS),
             (
                 "interleave_moe_layer_step",
                 self.interleave_moe_layer_step > 1,
-                &[DecoderBlock::Llama4, DecoderBlock::Envy, DecoderBlock::Qwen3Moe, DecoderBlock::Qwen3Next],
+                families::DENSE_BETWEEN,
                 INTERLEAVED_LAYERS,
             ),
         ];
-        for (key, is_set, blocks, feature) in of_other_families {
-            if is_set && !blocks.contains(&block) {
+        for (key, is_set, families, feature) in of_other_families {
+            if is_set && !families.include(block) {
                 problems.push(not_built(config.entry(key), feature));
             }
         }
@@ -311,13 +284,12 @@ const INTERLEAVED_LAYERS: &str = "dense layers between those with experts in thi
 
 /// The problem of experts in a family whose layers have none.
 fn without_experts(config: &Config) -> Problem {
-    let families: Vec<String> = WITH_EXPERTS.iter().map(|block| format!("`decoder_block={block}`")).collect();
     Problem::inconsistent(
         format!(
             "{}, but {}, whose layers have no experts",
             config.stated("num_experts"),
             config.stated("decoder_block")
         ),
-        format!("use {}, or leave out `num_experts`", families.join(" or ")),
+        format!("use {}, or leave out `num_experts`", families::EXPERTS.arguments()),
     )
 }

@@ -1,7 +1,7 @@
 //! Layers of Mamba-2.
 
 use super::{choices::DecoderBlock, group, model::uneven_heads};
-use crate::{config::Config, error::Problem, table::mamba::FAMILIES};
+use crate::{config::Config, error::Problem, families};
 
 group! {
     /// Layers of Mamba-2.
@@ -19,10 +19,10 @@ group! {
 
 impl MambaGroup {
     fn check(&self, config: &Config, problems: &mut Vec<Problem>) {
-        let block = config.entry("decoder_block");
-        if !FAMILIES.iter().any(|family| block.value == *family) {
+        if !families::MAMBA.include_that_of(config) {
             return;
         }
+        let block = config.entry("decoder_block");
         let heads = ("mamba_num_heads", self.mamba_num_heads);
         let groups = ("mamba_num_groups", self.mamba_num_groups);
         problems.extend(uneven_heads(config, heads, groups, "heads"));

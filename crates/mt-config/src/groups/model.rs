@@ -20,6 +20,7 @@ use crate::{
     coerce::value_text,
     config::{Config, not_built, report},
     error::{ConfigError, Problem},
+    families,
     origin::Origin,
     resolve::Request,
 };
@@ -138,8 +139,7 @@ impl ModelGroup {
                 "name layers of the model, counted from 0",
             ));
         }
-        let has_modules = [DecoderBlock::DeepSeek, DecoderBlock::DeepSeek4].contains(&self.decoder_block);
-        if self.mtp_num_layers > 0 && !has_modules {
+        if self.mtp_num_layers > 0 && !families::PREDICTIONS.include(self.decoder_block) {
             problems.push(not_built(
                 config.entry("mtp_num_layers"),
                 "multi-token prediction in this model family",

@@ -2,12 +2,10 @@
 
 use super::KeyGroup;
 use crate::{
+    families,
     groups::{AttentionKind, AttentionType, KernelChoice, LayerAttention},
     key::{Key, Literal},
 };
-
-/// Built families with local layers by default, that is, unless `attention_pattern` is set.
-pub(crate) const LOCAL_FAMILIES: &[&str] = &["gemma2", "gemma3", "gemma4", "gemma4_small", "olmo3"];
 
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
@@ -47,7 +45,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 .at_least(0.0)
                 .only_with("attention_type", &["local_sliding"])
                 .only_with("attention_pattern", &[])
-                .only_with("decoder_block", LOCAL_FAMILIES)
+                .only_with("decoder_block", families::LOCAL.names)
                 .only_with("decoder_block", &["gpt_oss"])
                 .acts_on("attention"),
             Key::list_of::<LayerAttention>(
@@ -82,7 +80,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 false,
                 "Use one projection for both keys and values in layers of global attention.",
             )
-            .only_with("decoder_block", &["gemma4", "gemma4_small"])
+            .only_with("decoder_block", families::GEMMA4.names)
             .acts_on("attention"),
             Key::integer(
                 "global_num_kv_heads",
@@ -91,7 +89,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  other layers.",
             )
             .at_least(0.0)
-            .only_with("decoder_block", &["gemma4", "gemma4_small"])
+            .only_with("decoder_block", families::GEMMA4.names)
             .acts_on("attention"),
             Key::integer(
                 "chunk_attn_window_size",
@@ -108,7 +106,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Normalize the output of attention before it is added to the residual stream.",
             )
             .no_effect_here("the model family decides where its layers normalize")
-            .done_by(&["gemma2", "gemma3", "gemma4", "gemma4_small"])
+            .done_by(families::NORMALIZED_OUTPUTS.names)
             .acts_on("normalization"),
             Key::boolean(
                 "use_post_ffw_norm",
@@ -116,7 +114,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Normalize the output of the feed-forward layer before it is added to the \
                  residual stream. Only the family `envy` leaves the choice.",
             )
-            .done_by(&["gemma2", "gemma3", "gemma4", "gemma4_small"])
+            .done_by(families::NORMALIZED_OUTPUTS.names)
             .chosen_in(&["envy"])
             .acts_on("normalization"),
             Key::boolean(
@@ -496,23 +494,23 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of positions that the convolution of a Gated DeltaNet layer covers.",
             )
             .at_least(1.0)
-            .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+            .only_with("decoder_block", families::GATED_DELTA.names)
             .acts_on("attention"),
             Key::integer("gdn_key_head_dim", 128, "Width of a query or key head in Gated DeltaNet layers.")
                 .at_least(1.0)
-                    .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+                    .only_with("decoder_block", families::GATED_DELTA.names)
                 .acts_on("attention"),
             Key::integer("gdn_value_head_dim", 128, "Width of a value head in Gated DeltaNet layers.")
                 .at_least(1.0)
-                    .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+                    .only_with("decoder_block", families::GATED_DELTA.names)
                 .acts_on("attention"),
             Key::integer("gdn_num_key_heads", 16, "Number of query and key heads in Gated DeltaNet layers.")
                 .at_least(1.0)
-                    .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+                    .only_with("decoder_block", families::GATED_DELTA.names)
                 .acts_on("attention"),
             Key::integer("gdn_num_value_heads", 32, "Number of value heads in Gated DeltaNet layers.")
                 .at_least(1.0)
-                    .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+                    .only_with("decoder_block", families::GATED_DELTA.names)
                 .acts_on("attention"),
             Key::integer(
                 "gdn_chunk_size",
@@ -520,7 +518,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Number of positions that a Gated DeltaNet layer computes at once in training.",
             )
             .at_least(1.0)
-            .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+            .only_with("decoder_block", families::GATED_DELTA.names)
             .acts_on("attention")
             .may_change(),
             Key::boolean(
@@ -528,7 +526,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 true,
                 "Scale queries and keys of Gated DeltaNet layers to length 1.",
             )
-            .only_with("decoder_block", &["qwen3_next", "qwen3_5"])
+            .only_with("decoder_block", families::GATED_DELTA.names)
             .acts_on("attention"),
             Key::float(
                 "partial_rotary_factor",

@@ -1,10 +1,7 @@
 //! Encoder–decoder models. MaxText has none, so all keys are our own.
 
 use super::KeyGroup;
-use crate::key::Key;
-
-/// The families with an encoder.
-pub(crate) const FAMILIES: &[&str] = &["t5"];
+use crate::{families, key::Key};
 
 pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
     name: "Encoder",
@@ -18,7 +15,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
         )
         .at_least(0.0)
         .at_most(100_000.0)
-        .only_with("decoder_block", FAMILIES)
+        .only_with("decoder_block", families::ENCODER.names)
         .acts_on("model")
         .own(),
         Key::integer(
@@ -28,7 +25,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
              encoder, half of them are for later positions.",
         )
         .at_least(4.0)
-        .only_with("decoder_block", FAMILIES)
+        .only_with("decoder_block", families::ENCODER.names)
         .acts_on("attention")
         .own(),
         Key::integer(
@@ -37,7 +34,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             "Distance from which all pairs of positions are in the last bucket.",
         )
         .at_least(2.0)
-        .only_with("decoder_block", FAMILIES)
+        .only_with("decoder_block", families::ENCODER.names)
         .acts_on("attention")
         .own(),
         Key::integer(
@@ -46,12 +43,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             "Largest number of tokens that the encoder reads; `max_target_length` is that of the decoder.",
         )
         .at_least(1.0)
-        .only_with("decoder_block", FAMILIES)
+        .only_with("decoder_block", families::ENCODER.names)
         .acts_on("data")
         .own(),
         Key::integer("decoder_start_token_id", 0, "Token that precedes the first one of the decoder.")
             .at_least(0.0)
-            .only_with("decoder_block", FAMILIES)
+            .only_with("decoder_block", families::ENCODER.names)
             .acts_on("data")
             .own(),
         Key::float(

@@ -2,24 +2,10 @@
 
 use super::{KeyGroup, features};
 use crate::{
+    families,
     groups::RoutedScores,
     key::{Key, Literal},
 };
-
-/// The values of `decoder_block` whose layers have experts.
-pub(crate) const WITH_EXPERTS: &[&str] = &[
-    "mixtral",
-    "qwen3_moe",
-    "qwen3_custom_moe",
-    "gpt_oss",
-    "deepseek",
-    "deepseek4",
-    "llama4",
-    "gemma4",
-    "envy",
-    "qwen3_next",
-    "qwen3_5",
-];
 
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
@@ -73,7 +59,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(-1.0)
             // Such families have an expert even with `num_experts=1`.
-            .only_with("decoder_block", WITH_EXPERTS)
+            .only_with("decoder_block", families::EXPERTS.names)
             .acts_on("experts"),
             Key::optional_integer(
                 "padded_base_moe_mlp_dim",

@@ -1,7 +1,8 @@
 //! Sequence lengths, prompts and sampling.
 
-use super::{KeyGroup, encoder, features};
+use super::{KeyGroup, features};
 use crate::{
+    families,
     groups::{SamplingStrategy, SpeculativeMethod},
     key::{Choice, Key, Literal},
 };
@@ -45,7 +46,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "JSON file of token ids, one list per row of `tokens_path`, that the encoder reads when \
                  `maxtext logits` computes logits. The rows of `tokens_path` then begin with the decoder's start token.",
             )
-            .only_with("decoder_block", encoder::FAMILIES)
+            .only_with("decoder_block", families::ENCODER.names)
             .acts_on("decoding")
             .run_level()
             .own(),

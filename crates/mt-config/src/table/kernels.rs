@@ -1,7 +1,10 @@
 //! Tile and block sizes of kernels.
 
-use super::{KeyGroup, attention::LOCAL_FAMILIES, features};
-use crate::key::{Key, Literal};
+use super::{KeyGroup, features};
+use crate::{
+    families,
+    key::{Key, Literal},
+};
 
 pub(super) const GROUPS: &[KeyGroup] = &[
     KeyGroup {
@@ -211,7 +214,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(1.0)
             .only_with("attention_type", &["local_sliding"])
             .only_with("attention_pattern", &[])
-            .only_with("decoder_block", LOCAL_FAMILIES)
+            .only_with("decoder_block", families::LOCAL.names)
             .only_with("decoder_block", &["gpt_oss"])
             .acts_on("attention")
             .may_change(),
@@ -223,7 +226,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(1.0)
             .only_with("attention_type", &["local_sliding"])
             .only_with("attention_pattern", &[])
-            .only_with("decoder_block", LOCAL_FAMILIES)
+            .only_with("decoder_block", families::LOCAL.names)
             .only_with("decoder_block", &["gpt_oss"])
             .acts_on("attention")
             .may_change(),
@@ -235,7 +238,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(1.0)
             .only_with("attention_type", &["local_sliding"])
             .only_with("attention_pattern", &[])
-            .only_with("decoder_block", LOCAL_FAMILIES)
+            .only_with("decoder_block", families::LOCAL.names)
             .only_with("decoder_block", &["gpt_oss"])
             .acts_on("attention")
             .may_change(),
@@ -247,7 +250,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(1.0)
             .only_with("attention_type", &["local_sliding"])
             .only_with("attention_pattern", &[])
-            .only_with("decoder_block", LOCAL_FAMILIES)
+            .only_with("decoder_block", families::LOCAL.names)
             .only_with("decoder_block", &["gpt_oss"])
             .acts_on("attention")
             .may_change(),
@@ -259,7 +262,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(1.0)
             .only_with("attention_type", &["local_sliding"])
             .only_with("attention_pattern", &[])
-            .only_with("decoder_block", LOCAL_FAMILIES)
+            .only_with("decoder_block", families::LOCAL.names)
             .only_with("decoder_block", &["gpt_oss"])
             .acts_on("attention")
             .may_change(),
@@ -271,7 +274,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(1.0)
             .only_with("attention_type", &["local_sliding"])
             .only_with("attention_pattern", &[])
-            .only_with("decoder_block", LOCAL_FAMILIES)
+            .only_with("decoder_block", families::LOCAL.names)
             .only_with("decoder_block", &["gpt_oss"])
             .acts_on("attention")
             .may_change(),

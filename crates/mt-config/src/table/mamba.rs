@@ -1,10 +1,7 @@
 //! Mamba-2 layers. MaxText has none, so all keys are our own.
 
 use super::KeyGroup;
-use crate::key::Key;
-
-/// The families with layers of Mamba-2.
-pub(crate) const FAMILIES: &[&str] = &["mamba2", "bamba"];
+use crate::{families, key::Key};
 
 pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
     name: "Mamba2",
@@ -13,12 +10,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
     keys: &[
         Key::integer("mamba_num_heads", 64, "Number of heads of a Mamba-2 layer.")
             .at_least(1.0)
-            .only_with("decoder_block", FAMILIES)
+            .only_with("decoder_block", families::MAMBA.names)
             .acts_on("model")
             .own(),
         Key::integer("mamba_head_dim", 64, "Width of a Mamba-2 head's values.")
             .at_least(1.0)
-            .only_with("decoder_block", FAMILIES)
+            .only_with("decoder_block", families::MAMBA.names)
             .acts_on("model")
             .own(),
         Key::integer(
@@ -28,12 +25,12 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
              `mamba_num_heads`.",
         )
         .at_least(1.0)
-        .only_with("decoder_block", FAMILIES)
+        .only_with("decoder_block", families::MAMBA.names)
         .acts_on("model")
         .own(),
         Key::integer("mamba_state_dim", 128, "Number of states of each channel of a Mamba-2 layer.")
             .at_least(1.0)
-            .only_with("decoder_block", FAMILIES)
+            .only_with("decoder_block", families::MAMBA.names)
             .acts_on("model")
             .own(),
         Key::integer(
@@ -42,15 +39,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             "Number of positions that the convolutions of a Mamba-2 layer cover.",
         )
         .at_least(1.0)
-        .only_with("decoder_block", FAMILIES)
+        .only_with("decoder_block", families::MAMBA.names)
         .acts_on("model")
         .own(),
         Key::boolean("mamba_conv_bias", true, "Add a bias to the convolutions of Mamba-2 layers.")
-            .only_with("decoder_block", FAMILIES)
+            .only_with("decoder_block", families::MAMBA.names)
             .acts_on("model")
             .own(),
         Key::boolean("mamba_proj_bias", false, "Add a bias to the projections of Mamba-2 layers.")
-            .only_with("decoder_block", FAMILIES)
+            .only_with("decoder_block", families::MAMBA.names)
             .acts_on("model")
             .own(),
         Key::integer(
@@ -59,7 +56,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[KeyGroup {
             "Number of positions that a Mamba-2 layer computes at once in training.",
         )
         .at_least(1.0)
-        .only_with("decoder_block", FAMILIES)
+        .only_with("decoder_block", families::MAMBA.names)
         .acts_on("model")
         .own()
         .may_change(),

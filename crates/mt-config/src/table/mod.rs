@@ -3,18 +3,18 @@
 //! The YAML reader, the command line, the environment, `config explain` and the reference page accept every key of the
 //! table. An effective key must also be a field of a group in `groups`; a test compares the two.
 
-pub(crate) mod attention;
+mod attention;
 mod checkpoint;
 mod data;
 mod debug;
 mod derived;
-pub(crate) mod encoder;
-pub(crate) mod experts;
+mod encoder;
+mod experts;
 pub(crate) mod features;
 mod fine_tuning;
 mod inference;
 mod kernels;
-pub(crate) mod mamba;
+mod mamba;
 mod model;
 mod monitoring;
 mod multimodal;

@@ -2,13 +2,10 @@
 
 use super::{KeyGroup, features};
 use crate::{
+    families,
     groups::{DecoderBlock, MatmulPrecision, MlpActivation, RopeType},
     key::{Key, Literal},
 };
-
-/// Families that normalize queries and keys, whatever `use_qk_norm` is.
-const NORMALIZED_FAMILIES: &[&str] =
-    &["gemma3", "gemma4", "gemma4_small", "olmo3", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5"];
 
 const DTYPES: &[&str] = &["bfloat16", "float32", "float16"];
 
@@ -112,7 +109,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Width of a head in layers of global attention; 0 for `head_dim`.",
             )
             .at_least(0.0)
-            .only_with("decoder_block", &["gemma4", "gemma4_small"])
+            .only_with("decoder_block", families::GEMMA4.names)
             .acts_on("attention"),
             Key::float(
                 "mlp_activations_limit",
@@ -121,7 +118,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  limit.",
             )
             .at_least(-1.0)
-            .only_with("decoder_block", &["gpt_oss", "deepseek4"])
+            .only_with("decoder_block", families::CLIPPED.names)
             .acts_on("feed-forward layers"),
             Key::boolean(
                 "qk_norm_with_scale",
@@ -129,13 +126,13 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                 "Multiply normalized queries and keys by a learned scale.",
             )
             .only_with("use_qk_norm", &[])
-            .only_with("decoder_block", NORMALIZED_FAMILIES)
+            .only_with("decoder_block", families::NORMALIZED.names)
             .acts_on("normalization"),
             Key::boolean("v_norm_with_scale", true, "Multiply normalized values by a learned scale.")
                 .no_effect_here(
                     "families that normalize values do so without a scale, as published",
                 )
-                .only_with("decoder_block", &["gemma4", "gemma4_small"])
+                .only_with("decoder_block", families::GEMMA4.names)
                 .done_by(&[])
                 .acts_on("normalization"),
         ],
@@ -258,7 +255,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(-1.0)
             .neutral(&[Literal::Float(0.0)])
-            .only_with("decoder_block", &["gemma3", "gemma4", "gemma4_small"])
+            .only_with("decoder_block", families::LOCAL_POSITIONS.names)
             .acts_on("rotary embedding"),
             Key::float(
                 "global_rope_max_timescale",
@@ -267,7 +264,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
                  `rope_max_timescale`.",
             )
             .at_least(-1.0)
-            .only_with("decoder_block", &["gemma4", "gemma4_small"])
+            .only_with("decoder_block", families::GEMMA4.names)
             .acts_on("rotary embedding"),
             Key::float(
                 "global_rope_proportion",
@@ -276,7 +273,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .at_most(1.0)
-            .only_with("decoder_block", &["gemma4", "gemma4_small"])
+            .only_with("decoder_block", families::GEMMA4.names)
             .acts_on("rotary embedding"),
             Key::float(
                 "local_rope_proportion",
@@ -285,7 +282,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             )
             .at_least(0.0)
             .at_most(1.0)
-            .only_with("decoder_block", &["gemma4", "gemma4_small"])
+            .only_with("decoder_block", families::GEMMA4.names)
             .acts_on("rotary embedding"),
         ],
     },
