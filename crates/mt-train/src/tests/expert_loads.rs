@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::training::{LATENT_MIXTURE, NUM_STEPS, Setup, Trained, check_same_metrics, on_one_device, train};
+use mt_shape::{DType, HostArray};
+
+use super::training::{
+    LATENT_MIXTURE, NUM_STEPS, Setup, Trained, check_same_metrics, on_one_device, train, train_after,
+};
 use crate::metrics::names;
 
 /// Routing biases that are recorded, and all losses of experts.
@@ -53,6 +57,36 @@ fn biases_move_by_the_rate_against_the_load() {
     // Nothing else of the optimizer moves them.
     let still = train(&[&biased()[..], &["routed_bias_update_rate=0"]].concat(), &[], 1);
     assert!(biases(&still.states[1]).iter().all(|bias| *bias == 0.0));
+}
+
+/// Biases far above all scores send every token to two experts. Those fall by the rate in each step, and all others,
+/// which no token chooses, rise by it.
+#[test]
+fn biases_of_chosen_experts_fall() {
+    const PREFERRED: [usize; 2] = [2, 5];
+    const ADVANTAGE: f32 = 4.0;
+    let prefer = |state: &mut BTreeMap<String, HostArray>| {
+        let is_bias = |name: &str| name.starts_with("params.") && name.ends_with("gate.bias");
+        for (_, biases) in state.iter_mut().filter(|(name, _)| is_bias(name)) {
+            let preferred = (0..biases.num_elements()).map(|number| PREFERRED.contains(&(number % 8)));
+            let values: Vec<f32> = preferred.map(|is_one| if is_one { ADVANTAGE } else { 0.0 }).collect();
+            *biases = HostArray::from_slice(DType::F32, biases.dims(), &values).unwrap();
+        }
+    };
+    let trained = train_after(prefer, &biased());
+    let after = biases(&trained.states[1]);
+    assert_eq!(after.len(), 2 * 8, "{:?}", trained.states[1].keys());
+    let moved = NUM_STEPS as f64 * RATE;
+    for (number, bias) in after.iter().enumerate() {
+        let expected = match PREFERRED.contains(&(number % 8)) {
+            true => f64::from(ADVANTAGE) - moved,
+            false => moved,
+        };
+        assert_eq!(*bias, expected, "expert {} of layer {}", number % 8, number / 8);
+    }
+    // All other experts are idle, so that two experts have half of the choices each.
+    assert_eq!(last(&trained, names::LARGEST_EXPERT_SHARE), 0.5);
+    assert_eq!(last(&trained, names::SMALLEST_EXPERT_SHARE), 0.0);
 }
 
 #[test]

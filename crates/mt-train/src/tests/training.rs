@@ -228,6 +228,13 @@ pub fn train(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
     train_from(first_values(model), model, way, num_devices, |program| program)
 }
 
+/// As [`train`] on one device, from initial values that `change` has changed.
+pub fn train_after(change: impl FnOnce(&mut BTreeMap<String, HostArray>), model: &[&str]) -> Trained {
+    let mut first = (*first_values(model)).clone();
+    change(&mut first);
+    train_from(Arc::new(first), model, &[], 1, |program| program)
+}
+
 /// As [`train`], with `f64` in place of `f32`: differences show what rounding does not explain.
 pub fn train_in_f64(model: &[&str], way: &[&str], num_devices: usize) -> Trained {
     let widen = |(name, value): (&String, &HostArray)| (name.clone(), testing::widened(value));
