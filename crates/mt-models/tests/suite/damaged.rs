@@ -149,6 +149,28 @@ fn mixtures_that_cannot_be_used_name_file_and_key() {
         ("llama4_every_second", "no_rope_layers", json!([0, 1, 0, 1, 1]), &["`no_rope_layers`", "irregular"]),
         ("llama4_every_second", "layer_types", json!(["chunked_attention"]), &["`layer_types`", "chunks"]),
         ("llama4_every_second", "attention_chunk_size", Value::Null, &["no `attention_chunk_size`"]),
+        ("deepseek3_groups", "norm_topk_prob", json!(false), &["`norm_topk_prob`", "not normalized"]),
+        ("deepseek2_greedy", "norm_topk_prob", json!(true), &["`norm_topk_prob`", "normalized weights"]),
+        (
+            "deepseek3_groups",
+            "moe_layer_freq",
+            json!(2),
+            &["`moe_layer_freq`", "`2`", "dense layers between"],
+        ),
+        ("deepseek3_groups", "topk_method", json!("greedy"), &["`topk_method`", "greedy"]),
+        (
+            "deepseek3_groups",
+            "mlp_layer_types",
+            json!(["sparse", "dense"]),
+            &["`mlp_layer_types`", "dense layers between"],
+        ),
+        ("qwen3_next_cycle", "mlp_only_layers", json!([1]), &["`mlp_only_layers`", "`[1]`"]),
+        (
+            "qwen3_next_cycle",
+            "shared_expert_intermediate_size",
+            json!(27),
+            &["`shared_expert_intermediate_size`", "`27`", "no multiple"],
+        ),
     ]);
 }
 
