@@ -8,13 +8,104 @@ use super::{
     training::{LATENT_MIXTURE, LENGTH, NUM_DEVICES, NUM_ROWS, Trained, on_one_device, train, train_in_f64},
 };
 
-const EXPERT: &[&str] = &["ici_expert_parallelism=8", "ici_fsdp_parallelism=1"];
-const WITH_FSDP: &[&str] = &["ici_expert_parallelism=4", "ici_fsdp_parallelism=2"];
-const WITH_TENSOR: &[&str] =
-    &["ici_expert_parallelism=2", "ici_tensor_parallelism=2", "ici_fsdp_parallelism=2"];
-const WITH_CONTEXT: &[&str] =
-    &["ici_context_parallelism=4", "ici_expert_parallelism=2", "ici_fsdp_parallelism=1"];
-const MESHES: [&[&str]; 4] = [EXPERT, WITH_FSDP, WITH_TENSOR, WITH_CONTEXT];
+/// A mesh that splits experts.
+struct ExpertMesh {
+    keys: &'static [&'static str],
+    /// The number of devices along `expert`, which hold different experts.
+    shards: usize,
+    /// The number of groups of such devices that have different tokens.
+    groups: usize,
+}
+
+const MESHES: [ExpertMesh; 4] = [
+    ExpertMesh { keys: &["ici_expert_parallelism=8", "ici_fsdp_parallelism=1"], shards: 8, groups: 1 },
+    ExpertMesh { keys: &["ici_expert_parallelism=4", "ici_fsdp_parallelism=2"], shards: 4, groups: 2 },
+    ExpertMesh {
+        keys: &["ici_expert_parallelism=2", "ici_tensor_parallelism=2", "ici_fsdp_parallelism=2"],
+        shards: 2,
+        groups: 2,
+    },
+    ExpertMesh {
+        keys: &["ici_context_parallelism=4", "ici_expert_parallelism=2", "ici_fsdp_parallelism=1"],
+        shards: 2,
+        groups: 4,
+    },
+];
+
+/// The properties of a model on which the bytes depend that devices exchange about experts.
+#[derive(Clone, Copy)]
+struct Exchanged {
+    /// The number of layers with experts.
+    layers: usize,
+    /// The number of experts of a token.
+    choices: usize,
+    /// The width of the experts' inputs.
+    width: usize,
+    /// Bytes of a floating-point number.
+    number: usize,
+    /// Whether the backward pass computes layers again.
+    recomputes: bool,
+    /// The number of layers whose outputs the backward pass computes again, because gradients depend on them, or because
+    /// the next layer is in the same body of a scan.
+    outputs_again: usize,
+    /// The number of layers whose choices follow from tokens alone. The backward pass may use them again.
+    by_table: usize,
+}
+
+/// Two layers with two experts per token, computed again in the backward pass.
+const USUAL: Exchanged = Exchanged {
+    layers: 2,
+    choices: 2,
+    width: 32,
+    number: 4,
+    recomputes: true,
+    outputs_again: 0,
+    by_table: 0,
+};
+/// One layer with one expert per token.
+const EVERY_SECOND: Exchanged = Exchanged { layers: 1, choices: 1, ..USUAL };
+/// Two different layers that one body of a scan applies.
+const PAIR: Exchanged = Exchanged { outputs_again: 1, ..USUAL };
+/// Outputs enter a norm or residual streams, whose gradients depend on them, in `f64`.
+const OUTPUTS_AGAIN: Exchanged = Exchanged { number: 8, outputs_again: 2, ..USUAL };
+
+impl Exchanged {
+    /// Describes sums of bytes that differ from the formula: devices gather the tokens, choices and weights of those that
+    /// hold other experts, and scatter sums. In the forward pass these are outputs, in the backward pass, which gathers
+    /// their gradients, the gradients of tokens and weights.
+    fn wrong_bytes(&self, mesh: &ExpertMesh, trained: &Trained) -> String {
+        let tokens = NUM_ROWS * LENGTH / mesh.groups;
+        let wide = self.number * tokens * self.width;
+        let (weights, chosen) = (self.number * tokens * self.choices, 4 * tokens * self.choices);
+        let passes = if self.recomputes { 2 } else { 1 };
+        let gathered = self.layers * (passes * (wide + weights + chosen) + wide);
+        let scattered = (self.layers + self.outputs_again) * wide + self.layers * (wide + weights);
+        let sum = |kind: &str| -> usize {
+            let all = exchanges(trained).into_iter();
+            // Per-device code repeats the scope in which it runs. The router is outside.
+            let is_inside = |source: &str| {
+                let (scope, inner) = source.split_at(source.len() / 2);
+                scope.contains("experts") && inner.strip_prefix('/') == Some(scope)
+            };
+            let own = all.filter(|(own, sent, _, source)| {
+                *own == kind && *sent == Sent::Activations && is_inside(source)
+            });
+            own.map(|(_, _, bytes, _)| bytes).sum()
+        };
+        let mut text = String::new();
+        let found = sum("all-gather");
+        if ![gathered, gathered - self.by_table * chosen].contains(&found) {
+            let _ = writeln!(text, "  {found} bytes are gathered, not {gathered}: {:#?}", trained.exchanges);
+        }
+        // A reduce-scatter leaves each device its share.
+        let found = sum("reduce-scatter") * mesh.shards;
+        if found != scattered {
+            let _ =
+                writeln!(text, "  {found} bytes are scattered, not {scattered}: {:#?}", trained.exchanges);
+        }
+        text
+    }
+}
 
 const EXPERTS: &[&str] = &["num_experts=8", "num_experts_per_tok=2", "base_moe_mlp_dim=16"];
 const DEEPSEEK3: &[&str] =
@@ -63,6 +154,12 @@ const MIXTRAL: &[&str] =
 /// Each expert takes a quarter more tokens than its share, and drops the others.
 const WITH_CAPACITY: &[&str] = &["sparse_matmul=false", "capacity_factor=1.25"];
 const CHOSEN_CHUNKS: &[&str] = &["decoder_block=mixtral", "moba=true", "moba_chunk_size=5", "moba_topk=3"];
+const QWEN3_CUSTOM: &[&str] = &[
+    "decoder_block=qwen3_custom_moe",
+    "attention_output_dim=24",
+    "moe_expert_input_dim=24",
+    "norm_topk_prob=true",
+];
 const ENVY: &[&str] = &["decoder_block=envy", "num_experts_per_tok=1", "interleave_moe_layer_step=2"];
 const QWEN3_NEXT: &[&str] = &[
     "decoder_block=qwen3_next",
@@ -98,37 +195,42 @@ const DEEPSEEK4: &[&str] = &[
 const STREAMS: &[&str] = &["mhc_expansion_rate=2", "sinkhorn_iterations=3"];
 const STREAMS_LITE: &[&str] = &["mhc_expansion_rate=2", "enable_mhc_lite=true"];
 
-/// Compares all meshes with one device.
-fn check(model: &[&str]) {
+/// Compares all meshes with one device, and the bytes that they exchange about experts with the formula.
+#[track_caller]
+fn check(model: &[&str], exchanged: Exchanged) {
+    check_with(model, Some(exchanged));
+}
+
+/// As [`check`]; without properties, the partitioner decides what is exchanged.
+#[track_caller]
+fn check_with(model: &[&str], exchanged: Option<Exchanged>) {
     let expected = on_one_device(model);
     let mut report = String::new();
-    for mesh in MESHES {
-        let problems = wrong_numbers(&train(model, mesh, NUM_DEVICES), &expected);
+    for mesh in &MESHES {
+        let trained = train(model, mesh.keys, NUM_DEVICES);
+        let mut problems = wrong_numbers(&trained, &expected);
+        problems.extend(exchanged.map(|exchanged| exchanged.wrong_bytes(mesh, &trained)));
         if !problems.is_empty() {
-            let _ = writeln!(report, "{mesh:?}:\n{problems}");
+            let _ = writeln!(report, "{:?}:\n{problems}", mesh.keys);
         }
     }
     assert!(report.is_empty(), "\n{report}");
 }
 
-/// As [`check`], in `f64`, and as exactly as `f64` allows: for models with gradients so small beside their summands
-/// that
-/// `f32` rounds them away.
-fn check_exactly(model: &[&str]) {
-    check_in_f64(model, 1e-9);
-}
-
-/// As [`check_exactly`], with this tolerance of gradients.
-fn check_in_f64(model: &[&str], of_gradients: f64) {
+/// As [`check`], in `f64`, and as exactly as `f64` allows, gradients up to a tolerance: for models with gradients so
+/// small beside their summands that `f32` rounds them away.
+#[track_caller]
+fn check_in_f64(model: &[&str], of_gradients: f64, exchanged: Exchanged) {
     let mut expected = train_in_f64(model, &[], 1);
     without_cancelled(&mut expected);
     let mut report = String::new();
-    for mesh in MESHES {
-        let mut trained = train_in_f64(model, mesh, NUM_DEVICES);
+    for mesh in &MESHES {
+        let mut trained = train_in_f64(model, mesh.keys, NUM_DEVICES);
         without_cancelled(&mut trained);
-        let problems = differences(&trained, &expected, [1e-9, of_gradients]);
+        let mut problems = differences(&trained, &expected, [1e-9, of_gradients]);
+        problems += &exchanged.wrong_bytes(mesh, &trained);
         if !problems.is_empty() {
-            let _ = writeln!(report, "{mesh:?}:\n{problems}");
+            let _ = writeln!(report, "{:?}:\n{problems}", mesh.keys);
         }
     }
     assert!(report.is_empty(), "\n{report}");
@@ -142,27 +244,27 @@ fn without_cancelled(trained: &mut Trained) {
 
 #[test]
 fn latent_attention() {
-    check(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3].concat());
+    check(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3].concat(), USUAL);
 }
 
 #[test]
 fn latent_attention_to_chosen_keys() {
-    check(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK32].concat());
+    check(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK32].concat(), USUAL);
 }
 
 #[test]
 fn weighted_inputs_in_every_second_layer() {
-    check(&[EXPERTS, LLAMA4].concat());
+    check(&[EXPERTS, LLAMA4].concat(), EVERY_SECOND);
 }
 
 #[test]
 fn experts_with_biases() {
-    check(&[EXPERTS, GPT_OSS].concat());
+    check(&[EXPERTS, GPT_OSS].concat(), PAIR);
 }
 
 #[test]
 fn softmax_routers_with_windows() {
-    check(&[EXPERTS, MIXTRAL].concat());
+    check(&[EXPERTS, MIXTRAL].concat(), USUAL);
 }
 
 /// Projections that are named inside per-device code are kept.
@@ -170,79 +272,64 @@ fn softmax_routers_with_windows() {
 fn kept_projections_of_experts() {
     let kept =
         ["remat_policy=custom", "moe_mlpwi_0=device", "moe_mlpwi_1=device", "decoder_layer_input=device"];
-    check(&[EXPERTS, MIXTRAL, &kept].concat());
-    check(&[EXPERTS, MIXTRAL, &kept, &["scan_layers=false"]].concat());
+    check(&[EXPERTS, MIXTRAL, &kept].concat(), USUAL);
+    check(&[EXPERTS, MIXTRAL, &kept, &["scan_layers=false"]].concat(), USUAL);
 }
 
 #[test]
 fn bounded_numbers_of_tokens() {
-    check(&[EXPERTS, MIXTRAL, WITH_CAPACITY].concat());
+    check_with(&[EXPERTS, MIXTRAL, WITH_CAPACITY].concat(), None);
 }
 
 #[test]
 fn attention_to_chosen_chunks() {
-    check(&[EXPERTS, CHOSEN_CHUNKS].concat());
+    check(&[EXPERTS, CHOSEN_CHUNKS].concat(), USUAL);
 }
 
 #[test]
 fn one_expert_that_scales_its_input() {
-    check(&[EXPERTS, ENVY].concat());
+    check(&[EXPERTS, ENVY].concat(), EVERY_SECOND);
 }
 
 #[test]
 fn gated_delta_and_gated_attention() {
-    check(&[EXPERTS, QWEN3_NEXT].concat());
+    check(&[EXPERTS, QWEN3_NEXT].concat(), PAIR);
 }
 
 #[test]
 fn compressed_attention_and_choices_by_token() {
-    check(&[EXPERTS, DEEPSEEK4].concat());
+    check(&[EXPERTS, DEEPSEEK4].concat(), Exchanged { by_table: 1, ..USUAL });
 }
 
 #[test]
 fn further_tokens() {
-    check(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, &["mtp_num_layers=2"]].concat());
+    // Each module has a layer.
+    let exchanged = Exchanged { layers: 4, ..USUAL };
+    check(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, &["mtp_num_layers=2"]].concat(), exchanged);
 }
 
 /// The streams begin equal, so that the gradients of the weights that mix them cancel to 1e-8 of their summands, and
 /// those of the first layer of mHC-lite, whose mixing keeps equal streams, are 0.
 #[test]
 fn residual_streams() {
-    check_in_f64(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, STREAMS].concat(), 1e-5);
-    check_in_f64(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, STREAMS_LITE].concat(), 1e-5);
+    check_in_f64(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, STREAMS].concat(), 1e-5, OUTPUTS_AGAIN);
+    check_in_f64(&[LATENT_MIXTURE, EXPERTS, DEEPSEEK3, STREAMS_LITE].concat(), 1e-5, OUTPUTS_AGAIN);
 }
 
 #[test]
 fn experts_beside_an_mlp() {
-    check_exactly(&[EXPERTS, GEMMA4].concat());
+    check_in_f64(&[EXPERTS, GEMMA4].concat(), 1e-9, OUTPUTS_AGAIN);
 }
 
-/// Devices gather the tokens, choices and weights of those that hold other experts, and scatter sums: in the forward
-/// pass of outputs, in the backward pass of the gradients of tokens and weights.
+/// The experts read attention's output, which is narrower than the residual stream.
 #[test]
-fn devices_exchange_each_token_once_in_each_direction() {
-    const WIDTH: usize = 32;
-    const CHOICES: usize = 2;
-    const LAYERS: usize = 2;
+fn experts_on_the_output_of_attention() {
+    check(&[EXPERTS, QWEN3_CUSTOM].concat(), Exchanged { width: 24, outputs_again: 2, ..USUAL });
+}
+
+/// Without recomputation, devices exchange each token once in each direction of each pass.
+#[test]
+fn kept_activations() {
     let model = [LATENT_MIXTURE, EXPERTS, DEEPSEEK3, &["scan_layers=false", "remat_policy=none"]].concat();
-    // The devices along `expert`, and the groups of them, which have different tokens.
-    for (mesh, shards, groups) in
-        [(EXPERT, 8, 1), (WITH_FSDP, 4, 2), (WITH_TENSOR, 2, 2), (WITH_CONTEXT, 2, 4)]
-    {
-        let trained = train(&model, mesh, NUM_DEVICES);
-        let sum = |kind: &str| -> usize {
-            let all = exchanges(&trained).into_iter();
-            // Per-device code repeats the scope in which it runs. The router is outside.
-            let is_inside = |source: &str| source.matches("/experts").count() == 2;
-            let own = all.filter(|(own, sent, _, source)| {
-                *own == kind && *sent == Sent::Activations && is_inside(source)
-            });
-            own.map(|(_, _, bytes, _)| bytes).sum()
-        };
-        let tokens = NUM_ROWS * LENGTH / groups;
-        let (wide, narrow) = (4 * tokens * WIDTH, 4 * tokens * CHOICES);
-        assert_eq!(sum("all-gather"), LAYERS * (2 * wide + 2 * narrow), "{mesh:?}: {:#?}", trained.exchanges);
-        // A reduce-scatter leaves each device its share.
-        assert_eq!(sum("reduce-scatter") * shards, LAYERS * (2 * wide + narrow), "{mesh:?}");
-    }
+    check(&model, Exchanged { recomputes: false, ..USUAL });
 }
