@@ -250,7 +250,7 @@ impl ExpertsGroup {
         if groups == 0 || !self.num_experts.is_multiple_of(groups) {
             problems.push(Problem::inconsistent(
                 format!(
-                    "{}, which do not divide {}",
+                    "{}, but {}, which is no multiple of it",
                     config.stated("n_routing_groups"),
                     config.stated("num_experts")
                 ),
