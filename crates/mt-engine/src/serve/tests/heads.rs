@@ -139,7 +139,16 @@ fn drafts_of_heads_change_no_answer() {
         check(form, 30, || load(target), |loaded| eagle(form, loaded, 3));
     }
     check("medusa", 30, || load(TARGET), |loaded| medusa("medusa", loaded, 4));
+}
+
+#[test]
+fn drafts_of_heads_on_a_mesh_change_no_answer() {
     check_on_mesh(TARGET, &[], |loaded| eagle("eagle", loaded, 3));
+}
+
+#[cfg(feature = "meshes")]
+#[test]
+fn drafts_of_further_heads_on_a_mesh_change_no_answer() {
     check_on_mesh("gemma3_cycle_of_six", &[], |loaded| eagle("eagle3", loaded, 3));
     check_on_mesh(TARGET, &[], |loaded| medusa("medusa", loaded, 4));
 }

@@ -131,9 +131,14 @@ pub(super) fn check_on_mesh(name: &str, keys: &[&str], speculation: impl Fn(&Loa
 
 #[test]
 fn drafts_on_meshes_change_no_answer() {
-    check_on_mesh("llama_six_on_two", &[], |_| ngrams(3));
     check_on_mesh("llama_six_on_two", &[], |loaded| drafting("mistral_window", 3, loaded));
     check_on_mesh("deepseek3_predicting", &["mtp_num_layers=1"], |_| PREDICTIONS(2));
+}
+
+#[cfg(feature = "meshes")]
+#[test]
+fn drafts_from_texts_on_meshes_change_no_answer() {
+    check_on_mesh("llama_six_on_two", &[], |_| ngrams(3));
     check_on_mesh("bamba_first_layer_attends_tied", &[], |_| ngrams(3));
 }
 
