@@ -146,7 +146,7 @@ fn drafts_of_heads_on_a_mesh_change_no_answer() {
     check_on_mesh(TARGET, &[], |loaded| eagle("eagle", loaded, 3));
 }
 
-#[cfg(feature = "meshes")]
+#[cfg(feature = "exhaustive")]
 #[test]
 fn drafts_of_further_heads_on_a_mesh_change_no_answer() {
     check_on_mesh("gemma3_cycle_of_six", &[], |loaded| eagle("eagle3", loaded, 3));

@@ -95,7 +95,7 @@ fn on_several_devices() {
     check(&["llama_six_on_two"], &[&EIGHT_DEVICES[..], &["scan_layers=false"]].concat());
 }
 
-#[cfg(feature = "meshes")]
+#[cfg(feature = "exhaustive")]
 #[test]
 fn further_models() {
     const FURTHER: [&str; 5] = [

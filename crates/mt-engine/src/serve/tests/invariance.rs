@@ -320,31 +320,42 @@ fn bits_of(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
 
-/// Dense, windowed, chunked, soft-capped and latent attention, sinks, mixtures of experts, and recurrent layers.
+/// Dense, latent, windowed, chunked and soft-capped attention, sinks, mixtures of experts, and recurrent layers. The first
+/// ones have most kinds between them.
 const MODELS: [&str; 8] = [
     "llama_six_on_two",
+    "deepseek3_groups",
+    "bamba_first_layer_attends_tied",
     "mistral_window",
     "gemma2_odd_untied",
     "gpt_oss_two_of_four",
-    "deepseek3_groups",
     "mixtral_two_of_five",
     "llama4_every_second",
-    "bamba_first_layer_attends_tied",
 ];
 
 /// The number of schedules of each engine; 240 for all engines, models and types together.
 const ROUNDS: usize = 5;
 
-#[test]
-fn log_probabilities_in_f32_do_not_depend_on_the_schedule() {
+fn check_all(seeds: u64, models: &[&str], dtype: &str) {
     let wrong: Vec<String> =
-        (0..).zip(MODELS).flat_map(|(seed, name)| check(name, "dtype=float32", ROUNDS, seed)).collect();
+        (seeds..).zip(models).flat_map(|(seed, name)| check(name, dtype, ROUNDS, seed)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
+fn log_probabilities_in_f32_do_not_depend_on_the_schedule() {
+    check_all(0, &MODELS[..2], "dtype=float32");
+}
+
+#[test]
 fn log_probabilities_in_bf16_do_not_depend_on_the_schedule() {
-    let wrong: Vec<String> =
-        (50..).zip(MODELS).flat_map(|(seed, name)| check(name, "dtype=bfloat16", ROUNDS, seed)).collect();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    check_all(50, &MODELS[1..3], "dtype=bfloat16");
+}
+
+#[cfg(feature = "exhaustive")]
+#[test]
+fn log_probabilities_of_further_models_do_not_depend_on_the_schedule() {
+    check_all(2, &MODELS[2..], "dtype=float32");
+    check_all(53, &MODELS[3..], "dtype=bfloat16");
+    check_all(60, &MODELS[..1], "dtype=bfloat16");
 }

@@ -82,21 +82,21 @@ fn dense_models() {
     check("gemma_multi_query", CLOSE, &[WITH_TENSOR]);
 }
 
-#[cfg(feature = "meshes")]
+#[cfg(feature = "exhaustive")]
 #[test]
 fn windowed_models() {
     check("mistral_window", CLOSE, &[FSDP, WITH_TENSOR]);
     check("gemma3_cycle_of_six", CLOSE, &[WITH_TENSOR]);
 }
 
-#[cfg(feature = "meshes")]
+#[cfg(feature = "exhaustive")]
 #[test]
 fn latent_models() {
     check("deepseek2_grouped", CLOSE, &[FSDP, WITH_TENSOR]);
     check("deepseek3_groups", WHOLE_MODEL, &[FSDP, WITH_TENSOR]);
 }
 
-#[cfg(feature = "meshes")]
+#[cfg(feature = "exhaustive")]
 #[test]
 fn mixtures() {
     let experts = ["ici_expert_parallelism=2", "ici_fsdp_parallelism=4"];
@@ -105,7 +105,7 @@ fn mixtures() {
     check("llama_six_on_two", CLOSE, &[&all]);
 }
 
-#[cfg(feature = "meshes")]
+#[cfg(feature = "exhaustive")]
 #[test]
 fn hybrid_and_recurrent_models() {
     check("bamba_first_layer_attends_tied", CLOSE, &[FSDP, WITH_TENSOR]);

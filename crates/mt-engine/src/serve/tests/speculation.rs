@@ -135,7 +135,7 @@ fn drafts_on_meshes_change_no_answer() {
     check_on_mesh("deepseek3_predicting", &["mtp_num_layers=1"], |_| PREDICTIONS(2));
 }
 
-#[cfg(feature = "meshes")]
+#[cfg(feature = "exhaustive")]
 #[test]
 fn drafts_from_texts_on_meshes_change_no_answer() {
     check_on_mesh("llama_six_on_two", &[], |_| ngrams(3));
