@@ -26,6 +26,8 @@ const SHRINKING: f64 = 0.75;
 const STEPS: usize = 2;
 /// Pieces that are expected less often are dropped.
 const LEAST_EXPECTED: f64 = 0.5;
+/// The most pieces, as a multiple of the wanted ones, from which the most probable are tried as the result.
+const MOST_CANDIDATES: usize = 2;
 /// Words whose counts are added up apart.
 const BLOCK: usize = 4096;
 
@@ -42,21 +44,31 @@ where
     let words: Vec<(String, u64)> = words.into_iter().collect();
     let size = options.vocab_size - model_file::RESERVED;
     let mut model = Model::seeds(&words, &characters);
-    // As SentencePiece, a tenth more pieces remain until the last ones are chosen by their probabilities.
+    // As SentencePiece, a tenth more pieces remain until the last ones are chosen by their probabilities. Text decides how many
+    // pieces are better chosen so than pruned by what each adds, so the likeliest of several choices is the result.
     let desired = size * 11 / 10;
+    let mut best: Option<(f64, Model)> = None;
     loop {
         for _ in 0..STEPS {
             watch.advance(Task::LearnMerges, model.pieces.len() as u64, None)?;
             let expected = model.expected(&words);
-            model.maximize(&expected);
+            model.maximize(&expected, true);
         }
-        if model.pieces.len() <= desired {
+        let is_last = model.pieces.len() <= desired;
+        if is_last || model.pieces.len() <= size * MOST_CANDIDATES {
+            let chosen = model.chosen(size).refitted(&words);
+            let likelihood = chosen.likelihood(&words);
+            if best.as_ref().is_none_or(|(of_best, _)| likelihood > *of_best) {
+                best = Some((likelihood, chosen));
+            }
+        }
+        if is_last {
             break;
         }
         let most = desired.max((model.pieces.len() as f64 * SHRINKING) as usize);
         model.prune(&words, most);
     }
-    Ok(model.chosen(size))
+    Ok(best.map(|(_, model)| model.in_order()).unwrap_or_default())
 }
 
 /// Pieces with the logarithms of their probabilities. Single characters always remain, so that every word has a path.
@@ -153,11 +165,11 @@ impl Model {
         expected
     }
 
-    /// Sets the probabilities to the expected ones, with a prior that favors few pieces, and drops rare pieces.
-    fn maximize(&mut self, expected: &[f64]) {
+    /// Sets the probabilities to the expected ones, with a prior that favors few pieces. Rare pieces are dropped on request.
+    fn maximize(&mut self, expected: &[f64], drops_rare: bool) {
         let pieces = std::mem::take(&mut self.pieces).into_iter().zip(expected);
         let kept = pieces.filter_map(|((piece, _), count)| {
-            let is_kept = *count >= LEAST_EXPECTED || is_single(&piece);
+            let is_kept = *count >= LEAST_EXPECTED || is_single(&piece) || !drops_rare;
             is_kept.then(|| (piece, count.max(LEAST_EXPECTED)))
         });
         let kept: Vec<(String, f64)> = kept.collect();
@@ -226,9 +238,34 @@ impl Model {
         *self = Self::new(kept.into_iter().map(|(id, _)| self.pieces[id].clone()).collect());
     }
 
-    /// The characters and the most probable other pieces, in descending order.
-    fn chosen(self, size: usize) -> Vec<(String, f32)> {
+    /// The model with probabilities that its own pieces have in the words.
+    fn refitted(mut self, words: &[(String, u64)]) -> Self {
+        for _ in 0..STEPS {
+            let expected = self.expected(words);
+            self.maximize(&expected, false);
+        }
+        self
+    }
+
+    /// The logarithm of the probability of the words' most probable divisions.
+    fn likelihood(&self, words: &[(String, u64)]) -> f64 {
+        let of_word = |(word, count): &(String, u64)| {
+            self.likeliest(word, None).into_iter().map(|id| self.score(id)).sum::<f64>() * *count as f64
+        };
+        let blocks: Vec<f64> = words.par_chunks(BLOCK).map(|block| block.iter().map(of_word).sum()).collect();
+        blocks.into_iter().sum()
+    }
+
+    /// The pieces in descending order of their probabilities.
+    fn in_order(self) -> Vec<(String, f32)> {
         let mut pieces = self.pieces;
+        pieces.sort_by(|one, other| other.1.total_cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
+        pieces.into_iter().map(|(piece, score)| (piece, score as f32)).collect()
+    }
+
+    /// The characters and the most probable other pieces.
+    fn chosen(&self, size: usize) -> Self {
+        let mut pieces = self.pieces.clone();
         pieces.sort_by(|one, other| other.1.total_cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
         let singles = pieces.iter().filter(|(piece, _)| is_single(piece)).count();
         let mut room = size.saturating_sub(singles);
@@ -237,7 +274,7 @@ impl Model {
             room -= usize::from(is_kept && !is_single(piece));
             is_kept
         });
-        pieces.into_iter().map(|(piece, score)| (piece, score as f32)).collect()
+        Self::new(pieces)
     }
 }
 
@@ -330,10 +367,10 @@ mod tests {
         let mut model = Model::seeds(&words, &characters);
         for _ in 0..3 {
             let expected = model.expected(&words);
-            model.maximize(&expected);
+            model.maximize(&expected, true);
             model.prune(&words, 14);
         }
-        let chosen = model.chosen(13);
+        let chosen = model.chosen(13).in_order();
         assert!(
             chosen.len() <= 13
                 && ["▁river", "▁mill"].iter().all(|word| chosen.iter().any(|(piece, _)| piece == word)),
