@@ -142,6 +142,7 @@ pub fn train(
         return Ok(directory.stopped(stop.received().unwrap_or_default()));
     };
     let RunData { train, evaluation, tokenizer, baseline, conversations, prompts, dataset, .. } = data;
+    let num_epoch = plan.settings.data.num_epoch;
     let sampling = Sampling::of(&trainer, options, (prompts, tokenizer.clone()), &directory.path)?;
     observer(Event::Started { first_step: trainer.steps_done(), total_steps: plan.settings.run.steps });
     let sender = directory.sender();
@@ -163,7 +164,11 @@ pub fn train(
         monitor,
     };
     let (finished, progress) = finished.after(training.run(train, position))?;
-    note_about_data(observer, conversations, dataset, &progress.position);
+    note_about_data(observer, conversations, dataset.as_deref(), &progress.position);
+    let has_ended = progress.ending == Ending::DataEnded;
+    if let Some(note) = dataset.filter(|_| has_ended).and_then(|dataset| note_of_end(&dataset, num_epoch)) {
+        events::note(observer, note);
+    }
     let compares = record.is_quick_start() && progress.ending == Ending::Completed;
     let bits_per_byte =
         baseline.filter(|_| compares).map(|baseline| baseline.bits_per_byte(tokenizer.as_ref()));
@@ -175,7 +180,7 @@ pub fn train(
 fn note_about_data(
     observer: &Observer,
     conversations: Option<Arc<Conversations>>,
-    dataset: Option<Arc<Dataset>>,
+    dataset: Option<&Dataset>,
     position: &Position,
 ) {
     if let Some(note) = conversations.and_then(|form| note_of_cut_examples(form.counts())) {
@@ -184,6 +189,16 @@ fn note_about_data(
     if let Some(table) = dataset.and_then(|dataset| table_of_mixture(&dataset.drawn_until(position))) {
         observer(Event::Report(table));
     }
+}
+
+/// A note about the source with which a mixture ended; none if all its sources have ended.
+fn note_of_end(dataset: &Dataset, num_epoch: Option<u64>) -> Option<String> {
+    let (source, epochs) = (dataset.ended_by(num_epoch)?, num_epoch?);
+    let times = if epochs == 1 { "once" } else { "so often" };
+    Some(format!(
+        "the mixture ends with its source `{source}`, which has been read {times} (`num_epoch={epochs}`)\nhint: give the source \
+         `epochs` of its own, after which the others go on, or raise `num_epoch`"
+    ))
 }
 
 /// The table of the examples from each source of a mixture; none for other data.
