@@ -198,35 +198,22 @@ impl Model {
 
     /// Drops the pieces without which the likelihood falls least, down to `most`.
     fn prune(&mut self, words: &[(String, u64)], most: usize) {
-        let of_block = |block: &[(String, u64)]| {
-            let mut found = HashMap::<u32, u64>::new();
-            for (word, count) in block {
-                for id in self.likeliest(word, None) {
-                    *found.entry(id).or_insert(0) += count;
-                }
-            }
-            found
-        };
-        let blocks: Vec<HashMap<u32, u64>> = words.par_chunks(BLOCK).map(of_block).collect();
-        let mut counts = vec![0_u64; self.pieces.len()];
-        for (id, count) in blocks.into_iter().flatten() {
-            counts[id as usize] += count;
-        }
-        let total = counts.iter().sum::<u64>() as f64;
+        // Expected counts, because endings have no place in the likeliest divisions as long as whole words are pieces.
+        let counts = self.expected(words);
+        let total = counts.iter().sum::<f64>();
         // The fall of the likelihood if all uses of a piece are replaced by its next best division.
         let loss = |id: usize| -> Option<f64> {
             let (piece, _) = &self.pieces[id];
-            let count = counts[id] as f64;
+            let count = counts[id];
             if is_single(piece) {
                 return Some(f64::INFINITY);
             }
-            if count == 0.0 || self.likeliest(piece, None).len() > 1 {
+            if count < LEAST_EXPECTED || self.likeliest(piece, None).len() > 1 {
                 return None;
             }
             let instead = self.likeliest(piece, Some(id as u32));
             let total_instead = (total + count * (instead.len() as f64 - 1.0)).ln();
-            let of_others =
-                instead.iter().map(|id| (counts[*id as usize] as f64 + count).ln() - total_instead);
+            let of_others = instead.iter().map(|id| (counts[*id as usize] + count).ln() - total_instead);
             Some(count * (count.ln() - total.ln() - of_others.sum::<f64>()))
         };
         let losses: Vec<Option<f64>> = (0..self.pieces.len()).into_par_iter().map(loss).collect();
@@ -341,6 +328,7 @@ pub(super) fn json(pieces: &[(String, f32)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::mix;
 
     #[test]
     fn expectations_are_those_of_all_divisions() {
@@ -357,6 +345,46 @@ mod tests {
         assert_eq!(model.likeliest("ab", None), [2]);
         assert_eq!(model.likeliest("ab", Some(2)), [0, 1]);
         assert!((digamma(2.0) - 0.422_784_335_1).abs() < 1e-6);
+    }
+
+    /// Each word is a piece at first, so that no likeliest division has an ending of its own.
+    #[test]
+    fn endings_of_many_words_become_pieces() {
+        let endings = ["", "ness", "able", "ing", "tion"];
+        let mut draws = 0;
+        let mut below = |bound: u64| {
+            draws += 1;
+            (mix(draws) >> 11) % bound
+        };
+        let letter = |letters: &str, place: u64| letters.chars().nth(place as usize).unwrap();
+        let stems: Vec<String> = (0..150)
+            .map(|_| {
+                let letters =
+                    (0..3).map(|_| [letter("bcdfghklmnprstvw", below(16)), letter("aeiou", below(5))]);
+                letters.flatten().collect()
+            })
+            .collect();
+        let texts: Vec<String> = (0..1500)
+            .map(|_| {
+                let word = |_| {
+                    // Low numbers are more frequent.
+                    let most = below(150) + 1;
+                    format!("{}{}", stems[below(most) as usize], endings[below(5) as usize])
+                };
+                (0..6).map(word).collect::<Vec<_>>().join(" ")
+            })
+            .collect();
+        let options = TrainingOptions {
+            model: super::super::TokenizerModel::Unigram,
+            format: super::super::super::TokenizerKind::HuggingFace,
+            vocab_size: model_file::RESERVED + 250,
+            character_coverage: 1.0,
+            lowercase: false,
+        };
+        let pieces = train(texts.into_iter().map(Ok), &options, Watch::silent()).unwrap();
+        for ending in &endings[1..] {
+            assert!(pieces.iter().any(|(piece, _)| piece == ending), "{ending} {pieces:?}");
+        }
     }
 
     #[test]
