@@ -156,7 +156,7 @@ impl DocumentReader {
                 next += self.streams;
             }
             let dataset = &self.dataset;
-            // Each task reads so many documents in succession that there are no more tasks than threads may read.
+            // Each task reads several documents in succession, so that no more tasks run than threads may read.
             let in_succession = group.len().div_ceil(self.reading_threads).max(1);
             let read = || {
                 let documents = group.par_iter().with_min_len(in_succession);

@@ -65,7 +65,7 @@ proptest! {
         let mut state: Option<IteratorState> = None;
         for (step, whole) in global.iter().enumerate() {
             if step == stop {
-                // The host that is asked first reads nothing.
+                // The first state is that of a host that reads nothing.
                 for host in hosts.iter().rev() {
                     match &mut state {
                         Some(state) => state.join(&host.state()).unwrap(),

@@ -138,7 +138,7 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::float(
                 "expansion_factor_real_data",
                 -1.0,
-                "Above 1, only one host in so many reads data, for the others, too; at least one does. With smaller values, all \
+                "Above 1, the number of hosts for each host that reads data; at least one host reads. With smaller values, all \
                  hosts read. The batches do not depend on it, and a data position is resumed on any number of hosts without it.",
             )
             .at_least(-1.0)

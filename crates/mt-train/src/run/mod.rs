@@ -25,7 +25,7 @@ use crate::{
     rollouts::Sampling,
     signals::StopSignal,
     start::Start,
-    train_loop::Loop,
+    train_loop::{Loop, Progress},
 };
 
 use directory::RunDirectory;
@@ -142,7 +142,6 @@ pub fn train(
         return Ok(directory.stopped(stop.received().unwrap_or_default()));
     };
     let RunData { train, evaluation, tokenizer, baseline, conversations, prompts, dataset, .. } = data;
-    let num_epoch = plan.settings.data.num_epoch;
     let sampling = Sampling::of(&trainer, options, (prompts, tokenizer.clone()), &directory.path)?;
     observer(Event::Started { first_step: trainer.steps_done(), total_steps: plan.settings.run.steps });
     let sender = directory.sender();
@@ -164,11 +163,7 @@ pub fn train(
         monitor,
     };
     let (finished, progress) = finished.after(training.run(train, position))?;
-    note_about_data(observer, conversations, dataset.as_deref(), &progress.position);
-    let has_ended = progress.ending == Ending::DataEnded;
-    if let Some(note) = dataset.filter(|_| has_ended).and_then(|dataset| note_of_end(&dataset, num_epoch)) {
-        events::note(observer, note);
-    }
+    note_about_data(observer, conversations, dataset, &progress, plan.settings.data.num_epoch);
     let compares = record.is_quick_start() && progress.ending == Ending::Completed;
     let bits_per_byte =
         baseline.filter(|_| compares).map(|baseline| baseline.bits_per_byte(tokenizer.as_ref()));
@@ -176,18 +171,25 @@ pub fn train(
     Ok(finished.report(progress, unigram_bits_per_byte))
 }
 
-/// Notes examples that were cut, and the examples from each source of a mixture.
+/// Notes examples that were cut, the examples from each source of a mixture, and the source with which it ended.
 fn note_about_data(
     observer: &Observer,
     conversations: Option<Arc<Conversations>>,
-    dataset: Option<&Dataset>,
-    position: &Position,
+    dataset: Option<Arc<Dataset>>,
+    progress: &Progress,
+    num_epoch: Option<u64>,
 ) {
     if let Some(note) = conversations.and_then(|form| note_of_cut_examples(form.counts())) {
         events::note(observer, note);
     }
-    if let Some(table) = dataset.and_then(|dataset| table_of_mixture(&dataset.drawn_until(position))) {
+    let Some(dataset) = dataset else { return };
+    if let Some(table) = table_of_mixture(&dataset.drawn_until(&progress.position)) {
         observer(Event::Report(table));
+    }
+    if progress.ending == Ending::DataEnded
+        && let Some(note) = note_of_end(&dataset, num_epoch)
+    {
+        events::note(observer, note);
     }
 }
 

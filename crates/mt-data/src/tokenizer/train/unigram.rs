@@ -45,7 +45,7 @@ where
     let size = options.vocab_size - model_file::RESERVED;
     let mut model = Model::seeds(&words, &characters);
     // As SentencePiece, a tenth more pieces remain until the last ones are chosen by their probabilities. Text decides how many
-    // pieces are better chosen so than pruned by what each adds, so the likeliest of several choices is the result.
+    // pieces are better chosen so than pruned by what each adds, so the most probable of several choices is the result.
     let desired = size * 11 / 10;
     let mut best: Option<(f64, Model)> = None;
     loop {
@@ -198,7 +198,7 @@ impl Model {
 
     /// Drops the pieces without which the likelihood falls least, down to `most`.
     fn prune(&mut self, words: &[(String, u64)], most: usize) {
-        // Expected counts, because endings have no place in the likeliest divisions as long as whole words are pieces.
+        // Expected counts, because endings have no place in the most probable divisions as long as whole words are pieces.
         let counts = self.expected(words);
         let total = counts.iter().sum::<f64>();
         // The fall of the likelihood if all uses of a piece are replaced by its next best division.
@@ -347,7 +347,7 @@ mod tests {
         assert!((digamma(2.0) - 0.422_784_335_1).abs() < 1e-6);
     }
 
-    /// Each word is a piece at first, so that no likeliest division has an ending of its own.
+    /// Each word is a piece at first, so that no most probable division has an ending of its own.
     #[test]
     fn endings_of_many_words_become_pieces() {
         let endings = ["", "ness", "able", "ing", "tion"];
