@@ -4,6 +4,9 @@
     cargo build --release -p mt-data --example rows
     python bench/data/run.py target/release/examples/rows
 
+The program may also be `maxtext` itself, whose `data stats` reads the same rows; its time then includes the start of the
+program. ROUNDS repeats everything, so that changes of the machine's load show.
+
 Grain packs with `FirstFitPackIterDataset` (MaxText's default); `datasets` concatenates and cuts, as the usual recipe of
 transformers does. Prints one JSON object for each program and file. All see two cores.
 """
@@ -28,6 +31,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 LENGTH = 2048
 DOCUMENTS = int(os.environ.get("DOCUMENTS", 20_000))
+ROUNDS = int(os.environ.get("ROUNDS", 1))
 
 
 def documents():
@@ -101,23 +105,39 @@ def main(ours):
         writer.close()
 
         def program(kind, name, column, *more):
+            if os.path.basename(ours) == "maxtext":
+                return statistics(kind, name, column, *more)
             lines = subprocess.run([ours, kind, path(name), column, str(LENGTH), *more], check=True, capture_output=True, text=True)
             for line in map(json.loads, lines.stdout.splitlines()):
                 report("maxtext", name, line["tokens"], line["seconds"], packing=line["packing"], padding_share=round(line["padding_share"], 4))
 
-        program("parquet", "ids.parquet", "ids")
-        program("arrayrecord", "ids.array_record", "ids")
-        program("parquet", "text.parquet", "text", path("tokenizer.json"))
+        def statistics(kind, name, column, *more):
+            tokens = [f"tokenizer_path={more[0]}", "add_bos=false", "add_eos=false"] if more else ["tokenize_train_data=false"]
+            for packing in ["first_fit", "best_fit", "concat_then_split"]:
+                keys = ["dataset_type=grain", f"grain_file_type={kind}", f"grain_train_files={path(name)}", f"train_data_columns=[{column}]", f"grain_packing_type={packing}", f"max_target_length={LENGTH}", "vocab_size=4096", "num_epoch=1", *tokens]
+                begin = time.time()
+                done = subprocess.run([ours, "data", "stats", "--json", "--rows", str(10**9), *keys], capture_output=True, text=True)
+                seconds = time.time() - begin
+                assert done.returncode == 0, done.stderr
+                line = json.loads(done.stdout.strip().splitlines()[-1])
+                assert line["ended"]
+                report("maxtext", name, round(line["positions"] * (1 - line["padding_share"])), seconds, packing=packing, padding_share=round(line["padding_share"], 4))
+
+        def of_program():
+            program("parquet", "ids.parquet", "ids")
+            program("arrayrecord", "ids.array_record", "ids")
+            program("parquet", "text.parquet", "text", path("tokenizer.json"))
 
         def parse(record):
             message = Example.FromString(record)
             return {"inputs": np.array(message.features.feature["ids"].int64_list.value, np.int32)[:LENGTH]}
 
-        grain_rows("ids.array_record", lambda: grain.ArrayRecordDataSource(path("ids.array_record")), parse)
-        table = datasets.Dataset.from_parquet(path("ids.parquet"), cache_dir=path("cache")).with_format("numpy")
-        grain_rows("ids.parquet (through datasets)", lambda: table, lambda row: {"inputs": np.asarray(row["ids"], np.int32)[:LENGTH]})
-        text = datasets.Dataset.from_parquet(path("text.parquet"), cache_dir=path("cache"))
-        grain_rows("text.parquet (through datasets)", lambda: text, lambda row: {"inputs": np.array(tokenizer.encode(row["text"]).ids, np.int32)[:LENGTH]})
+        def of_grain():
+            grain_rows("ids.array_record", lambda: grain.ArrayRecordDataSource(path("ids.array_record")), parse)
+            table = datasets.Dataset.from_parquet(path("ids.parquet"), cache_dir=path("cache")).with_format("numpy")
+            grain_rows("ids.parquet (through datasets)", lambda: table, lambda row: {"inputs": np.asarray(row["ids"], np.int32)[:LENGTH]})
+            text = datasets.Dataset.from_parquet(path("text.parquet"), cache_dir=path("cache"))
+            grain_rows("text.parquet (through datasets)", lambda: text, lambda row: {"inputs": np.array(tokenizer.encode(row["text"]).ids, np.int32)[:LENGTH]})
 
         def cut(batch):
             joined = np.concatenate([np.asarray(ids) for ids in batch["ids"]])
@@ -130,11 +150,18 @@ def main(ours):
                 tokens += np.asarray(rows["rows"]).size
             report("datasets", name, tokens, time.time() - begin)
 
-        stream = datasets.load_dataset("parquet", data_files=path("ids.parquet"), split="train", streaming=True).shuffle(seed=1, buffer_size=1000)
-        counted(stream.with_format("numpy").map(cut, batched=True, batch_size=1000, remove_columns=["ids"]), "ids.parquet")
-        stream = datasets.load_dataset("parquet", data_files=path("text.parquet"), split="train", streaming=True).shuffle(seed=1, buffer_size=1000)
-        encode = lambda batch: cut({"ids": [encoding.ids for encoding in tokenizer.encode_batch(batch["text"])]})
-        counted(stream.map(encode, batched=True, batch_size=1000, remove_columns=["text"]), "text.parquet")
+        def of_datasets():
+            stream = datasets.load_dataset("parquet", data_files=path("ids.parquet"), split="train", streaming=True).shuffle(seed=1, buffer_size=1000)
+            counted(stream.with_format("numpy").map(cut, batched=True, batch_size=1000, remove_columns=["ids"]), "ids.parquet")
+            stream = datasets.load_dataset("parquet", data_files=path("text.parquet"), split="train", streaming=True).shuffle(seed=1, buffer_size=1000)
+            encode = lambda batch: cut({"ids": [encoding.ids for encoding in tokenizer.encode_batch(batch["text"])]})
+            counted(stream.map(encode, batched=True, batch_size=1000, remove_columns=["text"]), "text.parquet")
+
+        for _ in range(ROUNDS):
+            of_program()
+            of_grain()
+            of_datasets()
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

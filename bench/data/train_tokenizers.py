@@ -6,10 +6,11 @@
 
 Text is that of FILES, which the documentation of this repository may be, else it is generated. One in ten lines is held out.
 Prints one JSON object a line: the likelihood of the held-out text under each unigram model, by SentencePiece's own encoder,
-and how many merges of BPE are those of Hugging Face's trainer, up to the first tie.
+beside the sum of the model's probabilities, which no model may raise above 1 to win; and how many merges of BPE are those of Hugging Face's trainer, up to the first tie.
 """
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -47,7 +48,9 @@ def likelihood(model, lines):
         for piece in processor.encode(line):
             total += processor.get_score(piece)
             tokens += 1
-    return total / sum(len(line) for line in lines), tokens, processor.get_piece_size()
+    pieces = [piece for piece in range(processor.get_piece_size()) if not processor.is_control(piece) and not processor.is_byte(piece)]
+    mass = sum(math.exp(processor.get_score(piece)) for piece in pieces if not processor.is_unknown(piece))
+    return total / sum(len(line) for line in lines), tokens, processor.get_piece_size(), mass
 
 
 def main(program, files):
@@ -60,9 +63,9 @@ def main(program, files):
             out, ours = train(program, directory, f"unigram{size}", "--model", "unigram", "--format", "sentencepiece", "--vocab-size", size, "--character-coverage", 1)
             prefix = os.path.join(directory, f"theirs{size}")
             sentencepiece.SentencePieceTrainer.train(input=os.path.join(directory, "train.txt"), model_prefix=prefix, vocab_size=size, model_type="unigram", character_coverage=1.0, byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, pad_id=0, unk_id=1, bos_id=2, eos_id=3, hard_vocab_limit=False, minloglevel=2)
-            own, own_tokens, own_size = likelihood(os.path.join(out, "tokenizer.model"), held)
-            other, other_tokens, other_size = likelihood(prefix + ".model", held)
-            print(json.dumps({"model": "unigram", "vocab_size": [own_size, other_size], "log_likelihood_per_character": [round(own, 5), round(other, 5)], "ratio": round(own / other, 5), "tokens": [own_tokens, other_tokens], "measured": ours["measured"]}), flush=True)
+            own, own_tokens, own_size, own_mass = likelihood(os.path.join(out, "tokenizer.model"), held)
+            other, other_tokens, other_size, other_mass = likelihood(prefix + ".model", held)
+            print(json.dumps({"model": "unigram", "vocab_size": [own_size, other_size], "log_likelihood_per_character": [round(own, 5), round(other, 5)], "ratio": round(own / other, 5), "sum_of_probabilities": [round(own_mass, 4), round(other_mass, 4)], "tokens": [own_tokens, other_tokens], "measured": ours["measured"]}), flush=True)
             encoded = sentencepiece.SentencePieceProcessor(model_file=os.path.join(out, "tokenizer.model")).encode(held)
             assert sum(map(len, encoded)) == ours["measured"]["tokens"], "the encoders differ"
         out, _ = train(program, directory, "bpe", "--vocab-size", 2000)

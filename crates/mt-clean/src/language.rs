@@ -43,7 +43,18 @@ mod tests {
             ("The miller walked along the river in the morning and looked for his boat.", "eng"),
             ("Der Müller ging am Morgen den Fluss entlang und suchte sein Boot.", "deu"),
             ("Le meunier marchait le matin au bord de la rivière et cherchait son bateau.", "fra"),
+            ("El molinero caminaba por la mañana junto al río y buscaba su barca perdida.", "spa"),
+            ("Il mugnaio camminava la mattina lungo il fiume e cercava la sua barca perduta.", "ita"),
+            ("De molenaar liep die ochtend langs de rivier en zocht naar zijn verdwenen boot.", "nld"),
+            ("Młynarz szedł rano brzegiem rzeki i szukał swojej zaginionej łodzi.", "pol"),
+            ("Myllyäri käveli aamulla joen vartta ja etsi kadonnutta venettään.", "fin"),
+            ("Değirmenci sabahleyin nehir boyunca yürüdü ve kayıp teknesini aradı.", "tur"),
             ("Утром мельник шёл вдоль реки и искал свою лодку.", "rus"),
+            ("Вранці мірошник ішов уздовж річки й шукав свій човен.", "ukr"),
+            ("Ο μυλωνάς περπατούσε το πρωί δίπλα στο ποτάμι και έψαχνε τη βάρκα του.", "ell"),
+            ("粉屋は朝、川に沿って歩き、自分の舟を探していました。", "jpn"),
+            ("磨坊主早上沿着河边走，寻找他的小船。", "cmn"),
+            ("방앗간 주인은 아침에 강을 따라 걸으며 자기 배를 찾았다.", "kor"),
         ] {
             assert_eq!(language(text).map(|(code, _)| code), Some(expected), "{text}");
         }

@@ -34,8 +34,8 @@ pub use error::{ConfigError, Problem};
 pub use groups::{
     AbsentHardware, AheadGroup, AlgorithmRow, Annealed, AttentionBlocks, AttentionGroup, AttentionKind,
     AttentionType, BaseCodes, BatchSchedule, BlocksGroup, BroughtTokenizer, CanvasPolicy, CheckpointGroup,
-    CompressedGroup, ContextGroup, DamagedData, DataFormat, DataGroup, DatasetType, DebugGroup, DecodeConfig,
-    DecodeGroup, DecoderBlock, DeviceSplit, DistillationGroup, DivergenceType, EngramGroup,
+    CompressedGroup, ContextGroup, DamagedData, DataFormat, DataGroup, DataWorkers, DatasetType, DebugGroup,
+    DecodeConfig, DecodeGroup, DecoderBlock, DeviceSplit, DistillationGroup, DivergenceType, EngramGroup,
     EvaluationSampling, ExpertsGroup, FeatureLoss, GatedDeltaGroup, Hardware, HardwareNotes, HfTextUnit,
     HubGroup, HyperConnectionGroup, IndexerGroup, InferenceBenchmarkGroup, InferenceStage, KeptIn,
     KeptNumbers, KernelChoice, KlEstimator, KlPlace, LatentGroup, LayerAttention, LearningRateSchedule,

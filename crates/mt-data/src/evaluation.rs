@@ -17,6 +17,7 @@ pub struct EvaluationSet {
     tokenizer: Option<Arc<Tokenizer>>,
     options: DatasetOptions,
     steps: Option<u64>,
+    batches_ahead: usize,
 }
 
 impl EvaluationSet {
@@ -43,7 +44,22 @@ impl EvaluationSet {
                     .into(),
             ));
         }
-        Ok(Self { dataset, tokenizer, options, steps })
+        if steps.is_none() && options.continues {
+            return Err(crate::error::DataError::Options(
+                "batches of padding never end\nhint: set `eval_steps` to the number of evaluation batches"
+                    .into(),
+            ));
+        }
+        Ok(Self { dataset, tokenizer, options, steps, batches_ahead: 0 })
+    }
+
+    /// The same set, whose passes as [`HeldOut`](crate::HeldOut) prepare up to `batches` batches on a thread of their own.
+    pub fn ahead(self, batches: usize) -> Self {
+        Self { batches_ahead: batches, ..self }
+    }
+
+    pub(crate) fn batches_ahead(&self) -> usize {
+        self.batches_ahead
     }
 
     /// The dataset of this set.
@@ -65,7 +81,7 @@ impl EvaluationSet {
 /// One pass over an [`EvaluationSet`].
 #[derive(Debug)]
 pub struct EvaluationBatches {
-    iterator: TrainIterator,
+    pub(crate) iterator: TrainIterator,
     left: Option<u64>,
 }
 

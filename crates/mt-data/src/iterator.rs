@@ -22,7 +22,8 @@ use crate::watch::Watch;
 /// rows from each stream, and a host reads only the streams whose rows it feeds. The first token of a row depends on the
 /// lengths of all earlier documents of its stream, so the state is one position for each stream, whatever the number of
 /// hosts. With one stream, every host packs the rows of all hosts and keeps its own; without packing and with long documents
-/// cut, each row is one document, and a host reads only its own documents.
+/// cut, each row is one document, and a host reads only its own documents. Hosts beyond the number of readers read none, and
+/// get padding.
 #[derive(Debug)]
 pub struct TrainIterator {
     dataset: Arc<Dataset>,
@@ -106,7 +107,7 @@ impl TrainIterator {
     /// whole rows of theirs.
     fn cached(&self) -> Option<PathBuf> {
         let options = &self.options;
-        let is_partial = options.packing == Packing::Off && options.num_hosts > 1;
+        let is_partial = options.packing == Packing::Off && options.readers() > 1;
         let is_synthetic = self.dataset.synthetic_vocab_size().is_some();
         options.row_cache.clone().filter(|_| !is_partial && !is_synthetic)
     }
@@ -133,7 +134,7 @@ impl TrainIterator {
 
     /// Whether an incomplete last batch is dropped. With several streams, a host does not know which of the others have ended.
     fn drops_remainder(&self) -> bool {
-        self.options.remainder == Remainder::Drop && self.options.streams == 1
+        self.options.remainder == Remainder::Drop && self.options.streams == 1 && !self.options.continues
     }
 
     /// The dataset of this iterator.
@@ -154,7 +155,8 @@ impl TrainIterator {
         Ok(())
     }
 
-    /// The next batch, or `None` after the last epoch.
+    /// The next batch, or `None` after the last epoch, unless padding follows it. A host that does not read gets padding
+    /// without end.
     ///
     /// # Errors
     /// A document cannot be read or tokenized; the dataset has no token to predict or, in training, does not fill one
@@ -165,15 +167,11 @@ impl TrainIterator {
     )]
     pub fn next(&mut self) -> Result<Option<Batch>> {
         if self.ended {
-            return Ok(None);
+            return Ok(self.padding_behind_the_end());
         }
         let mine = self.local_rows();
         let first = self.rows();
-        let (examples, length) = (self.options.examples, self.options.length);
-        let mut batch = TextRows::padding(mine.len(), examples.sequences(), length, self.pad);
-        if examples.have_labels() {
-            batch = batch.with_labels();
-        }
+        let mut batch = self.padding();
         let (mut produced, mut wanted) = (0, 0);
         for index in 0..self.streams.len() {
             let rows = self.rows_of(self.streams[index].0);
@@ -193,11 +191,24 @@ impl TrainIterator {
             self.ended = true;
             self.explain_shortage(first)?;
             if produced == 0 || self.drops_remainder() {
-                return Ok(None);
+                return Ok(self.padding_behind_the_end());
             }
         }
         self.state = self.current_state();
         Ok(Some(batch.into_batch()))
+    }
+
+    /// Rows of padding, as many as this host has in a batch.
+    fn padding(&self) -> TextRows {
+        let (examples, length) = (self.options.examples, self.options.length);
+        let rows = self.options.batch_rows / self.options.readers();
+        let padding = TextRows::padding(rows, examples.sequences(), length, self.pad);
+        if examples.have_labels() { padding.with_labels() } else { padding }
+    }
+
+    /// The batch that follows the last one, if any.
+    fn padding_behind_the_end(&self) -> Option<Batch> {
+        self.options.continues.then(|| self.padding().into_batch())
     }
 
     /// The number of examples that have been read so far, some of which wait in rows under construction.
@@ -225,10 +236,12 @@ impl TrainIterator {
         Ok(())
     }
 
-    /// This host's rows of the global batch.
+    /// This host's rows of the global batch; none if it does not read.
     fn local_rows(&self) -> Range<usize> {
-        let count = self.options.batch_rows / self.options.num_hosts;
-        self.options.host_index * count..(self.options.host_index + 1) * count
+        let rows = self.options.batch_rows;
+        let count = rows / self.options.readers();
+        let of_host = |host: usize| (host * count).min(rows);
+        of_host(self.options.host_index)..of_host(self.options.host_index + 1)
     }
 
     /// The rows of a batch that a stream fills.

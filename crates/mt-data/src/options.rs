@@ -88,6 +88,9 @@ pub struct DatasetOptions {
     pub host_index: usize,
     /// The number of hosts.
     pub num_hosts: usize,
+    /// The number of hosts that read, which are the first ones and share the rows; `None` for all. The other hosts get as many
+    /// rows, of padding, without end.
+    pub num_readers: Option<usize>,
     /// The number of streams to which examples are assigned, and which are packed apart. The order of the rows depends on it, not
     /// on the number of hosts. A host that feeds whole streams reads no documents of the others.
     pub streams: usize,
@@ -122,10 +125,17 @@ pub struct DatasetOptions {
     pub vocab_size: Option<usize>,
     /// The treatment of an incomplete last batch.
     pub remainder: Remainder,
+    /// Whether batches of padding follow the last one, for hosts whose documents end before those of others. An incomplete
+    /// last batch is then filled with padding.
+    pub continues: bool,
     /// The treatment of documents that cannot be read.
     pub damage: Damage,
-    /// Threads that tokenize; 0 for one per core. The batches do not depend on it.
+    /// Threads that read and tokenize; 0 for one per core. The batches do not depend on it.
     pub threads: usize,
+    /// The most of these threads that read documents at the same time; 0 and 1 for one. The batches do not depend on it.
+    pub reading_threads: usize,
+    /// Documents that are read ahead of their use, all streams together. The batches do not depend on it.
+    pub documents_ahead: usize,
     /// Bytes of memory for documents that are tokenized ahead of their use. The batches do not depend on it.
     pub memory: u64,
 }
@@ -141,6 +151,7 @@ impl DatasetOptions {
             batch_rows,
             host_index: 0,
             num_hosts: 1,
+            num_readers: None,
             streams: 1,
             packing: Packing::ConcatThenSplit,
             drops_long_ends: None,
@@ -157,8 +168,11 @@ impl DatasetOptions {
             row_cache: None,
             vocab_size: None,
             remainder: Remainder::Drop,
+            continues: false,
             damage: Damage::Stop,
             threads: 0,
+            reading_threads: 16,
+            documents_ahead: 500,
             memory: 1 << 30,
         }
     }
@@ -178,16 +192,24 @@ impl DatasetOptions {
         self.drops_long_ends.unwrap_or(self.packing == Packing::Off)
     }
 
+    /// The number of hosts that read.
+    pub(crate) fn readers(&self) -> usize {
+        self.num_readers.unwrap_or(self.num_hosts)
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
+        let readers = self.readers();
         let problem = if self.length == 0 || self.batch_rows == 0 {
             format!("a batch of {} rows of length {} is empty", self.batch_rows, self.length)
         } else if self.num_hosts == 0 || self.host_index >= self.num_hosts {
             format!("host {} of {} does not exist", self.host_index, self.num_hosts)
-        } else if !self.batch_rows.is_multiple_of(self.num_hosts) {
+        } else if readers == 0 || readers > self.num_hosts {
+            format!("{readers} of {} hosts cannot read the data", self.num_hosts)
+        } else if !self.batch_rows.is_multiple_of(readers) {
             format!(
-                "{} hosts cannot share a batch of {} rows equally\nhint: choose `per_device_batch_size` so that the \
-                 number of rows is a multiple of the number of hosts",
-                self.num_hosts, self.batch_rows
+                "{readers} hosts cannot share a batch of {} rows equally\nhint: choose `per_device_batch_size` so that the \
+                 number of rows is a multiple of the number of hosts that read",
+                self.batch_rows
             )
         } else if self.streams == 0 {
             "there is no stream of rows\nhint: use `packing_streams=1` or more".into()

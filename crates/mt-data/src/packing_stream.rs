@@ -459,7 +459,7 @@ impl PackingStream {
         if self.barren / 2 >= all || (self.barren == all && self.cursor.example == all) {
             // If rows are documents, a host reads only its own documents, and these may be empty in every epoch.
             if self.options.packing == Packing::Off
-                && self.options.num_hosts > 1
+                && self.options.readers() > 1
                 && self.an_epoch_has_tokens()?
             {
                 self.barren = 0;

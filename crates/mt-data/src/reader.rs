@@ -13,10 +13,9 @@ use crate::options::{DatasetOptions, Targets};
 use crate::source::{Dataset, Document, Visits};
 use crate::tokenizer::{EncodedDocument, Tokenizer};
 
-/// Documents, and bytes of text, that are tokenized at once.
-const LOOKAHEAD_DOCUMENTS: usize = 256;
+/// Bytes of text that are tokenized at once.
 const LOOKAHEAD_BYTES: usize = 4 << 20;
-/// Documents that are read at once.
+/// The least number of documents that are read at once.
 const READ_TOGETHER: usize = 32;
 /// The least of each, if several streams share them.
 const LEAST_DOCUMENTS: usize = 8;
@@ -43,11 +42,20 @@ pub(crate) struct DocumentReader {
     pool: Option<Arc<rayon::ThreadPool>>,
     /// The number of streams, each of which has a reader of its own.
     streams: u64,
-    /// The bytes of text that are tokenized at once.
+    /// The bytes of text, and the documents, that are tokenized at once.
     most_bytes: usize,
+    most_documents: usize,
+    /// The most threads that read.
+    reading_threads: usize,
     queue: VecDeque<(u64, EncodedDocument)>,
     /// The error of the next example after the queue. It is reported when that example is requested.
     failed: Option<(u64, DataError)>,
+}
+
+/// The documents that a stream reads ahead of their use.
+fn most_documents(options: &DatasetOptions) -> usize {
+    let least = LEAST_DOCUMENTS.min(options.documents_ahead).max(1);
+    (options.documents_ahead / options.streams).max(least)
 }
 
 /// The threads that tokenize, which all streams share; `None` for those of the process.
@@ -91,6 +99,8 @@ impl DocumentReader {
             most_bytes: ((options.memory / MEMORY_OF_BYTE).min(LOOKAHEAD_BYTES as u64) as usize
                 / options.streams)
                 .max(LEAST_BYTES),
+            most_documents: most_documents(options),
+            reading_threads: options.reading_threads.max(1),
             queue: VecDeque::new(),
             failed: None,
         }
@@ -130,17 +140,15 @@ impl DocumentReader {
     /// Reads the examples from `first` on, up to the first one that fails.
     fn read_ahead(&mut self, first: u64, wanted: impl Fn(u64) -> bool) -> Vec<(u64, u64, Document)> {
         let (mut texts, mut bytes) = (Vec::new(), 0);
-        let streams = self.streams as usize;
-        let most_documents = (LOOKAHEAD_DOCUMENTS / streams).max(LEAST_DOCUMENTS);
         let mut next = first;
         while self.failed.is_none()
-            && texts.len() < most_documents
+            && texts.len() < self.most_documents
             && bytes < self.most_bytes
             && !self.is_past_end(next)
         {
             // A few documents at a time are read by all threads, because their records are decompressed and parsed.
             let mut group = Vec::new();
-            let together = READ_TOGETHER.min(most_documents - texts.len());
+            let together = READ_TOGETHER.max(self.reading_threads).min(self.most_documents - texts.len());
             while group.len() < together && !self.is_past_end(next) {
                 if next == first || wanted(next) {
                     group.push((next, self.visits.document(next)));
@@ -148,7 +156,12 @@ impl DocumentReader {
                 next += self.streams;
             }
             let dataset = &self.dataset;
-            let read = || group.par_iter().map(|(_, index)| dataset.document(*index)).collect::<Vec<_>>();
+            // Each task reads several documents in succession, so that no more tasks run than threads may read.
+            let in_succession = group.len().div_ceil(self.reading_threads).max(1);
+            let read = || {
+                let documents = group.par_iter().with_min_len(in_succession);
+                documents.map(|(_, index)| dataset.document(*index)).collect::<Vec<_>>()
+            };
             let documents = match &self.pool {
                 Some(pool) => pool.install(read),
                 None => read(),

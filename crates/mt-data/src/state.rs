@@ -38,7 +38,8 @@ pub struct IteratorState {
     /// known streams.
     #[serde(flatten)]
     pub only: StreamPosition,
-    /// The positions of several streams, as far as they are known.
+    /// The positions of several streams, as far as they are known. A host that does not read knows not even that of an only
+    /// stream.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub streams: Vec<Option<StreamPosition>>,
     /// The hashes and settings, by name, on which the numbers above depend.
@@ -52,7 +53,7 @@ impl IteratorState {
         count: usize,
         fingerprint: BTreeMap<String, String>,
     ) -> Self {
-        let mut streams = vec![None; if count == 1 { 0 } else { count }];
+        let mut streams = vec![None; if count == 1 && !positions.is_empty() { 0 } else { count }];
         let mut only = StreamPosition::default();
         for (number, position) in positions {
             match streams.get_mut(number) {
@@ -85,6 +86,15 @@ impl IteratorState {
     /// The state belongs to other data, or disagrees about a stream that both hosts feed.
     pub fn join(&mut self, other: &Self) -> Result<()> {
         other.check(&self.fingerprint)?;
+        // The only stream is unknown to hosts that do not read.
+        match (&self.streams[..], &other.streams[..]) {
+            ([None], []) => {
+                (self.only, self.streams) = (other.only, Vec::new());
+                return Ok(());
+            }
+            ([], [None]) => return Ok(()),
+            _ => {}
+        }
         if self.streams.len() != other.streams.len() {
             return Err(DataError::StateDamaged { reason: "it has another number of streams".into() });
         }

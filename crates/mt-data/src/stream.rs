@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use crate::{Batch, DataError, EvaluationSet, IteratorState, Result, TrainIterator};
+use crate::{
+    Batch, DataError, EvaluationBatches, EvaluationSet, IteratorState, Prefetcher, Result, TrainIterator,
+};
 
 /// The position of a source of batches: small, the same on every host, and meaningful only to its source.
 pub type Position = Value;
@@ -72,7 +74,31 @@ impl BatchSource for TrainIterator {
 
 impl HeldOut for EvaluationSet {
     fn batches(&self) -> Result<Box<dyn Iterator<Item = Result<Batch>>>> {
-        Ok(Box::new(EvaluationSet::batches(self)?))
+        let pass = EvaluationSet::batches(self)?;
+        if self.batches_ahead() == 0 {
+            return Ok(Box::new(pass));
+        }
+        let mut batches = Prefetcher::new(pass, self.batches_ahead(), std::iter::empty())?;
+        let next = move || batches.next().map(|next| next.map(|(batch, _)| batch)).transpose();
+        Ok(Box::new(std::iter::from_fn(next)))
+    }
+}
+
+impl BatchSource for EvaluationBatches {
+    fn next_batch(&mut self) -> Result<Option<Batch>> {
+        self.next().transpose()
+    }
+
+    fn set_batch_rows(&mut self, rows: usize) -> Result<()> {
+        self.iterator.set_batch_rows(rows)
+    }
+
+    fn position(&self) -> Position {
+        BatchSource::position(&self.iterator)
+    }
+
+    fn seek(&mut self, position: &Position) -> Result<()> {
+        self.iterator.seek(position)
     }
 }
 

@@ -431,7 +431,9 @@ fn mixtures_draw_by_weight_and_end_with_a_source() {
     assert_eq!((of('a'), of('b')), (30, 10), "{found:?}");
     let distinct: std::collections::BTreeSet<_> = found.iter().collect();
     assert_eq!(distinct.len(), found.len(), "each document comes once");
-    let drawn = Dataset::open(&source).unwrap().drawn(40);
+    let dataset = Dataset::open(&source).unwrap();
+    assert_eq!((dataset.ended_by(Some(1)), dataset.ended_by(None)), (Some("a"), None));
+    let drawn = dataset.drawn(40);
     let counts: Vec<_> =
         drawn.iter().map(|drawn| (drawn.name.as_str(), drawn.share, drawn.examples)).collect();
     assert_eq!(counts, [("a", 0.75, 30), ("b", 0.25, 10)]);

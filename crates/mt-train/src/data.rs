@@ -25,6 +25,9 @@ use crate::{
     sources_of_data::{is_of_records, local_source},
 };
 
+/// The hosts of a run, each of which is a process.
+const NUM_HOSTS: usize = 1;
+
 /// The data of a run.
 pub struct RunData {
     pub train: Box<dyn BatchSource>,
@@ -92,6 +95,7 @@ impl Baseline {
             num_epoch: Some(1),
             shuffle: false,
             remainder: Remainder::Pad,
+            continues: false,
             ..self.options.clone()
         };
         let mut training = TrainIterator::new(self.dataset.clone(), once, Some(tokenizer.clone()))?;
@@ -210,14 +214,15 @@ impl DataRequest<'_> {
         let evaluation = evaluation
             .filter(|_| self.evaluates)
             .map(|source| {
-                let mut options = options(source, &held_out, self.evaluation_rows);
+                let mut options = self.of_evaluation(options(source, &held_out, self.evaluation_rows));
                 if self.data.dataset_type == DatasetType::OlmoGrain {
                     // OLMo's mixes have no held-out files. As in MaxText, other windows of the same files are evaluated.
                     (options.evaluates_shuffled, options.seed) = (true, options.seed ^ 0x1F1F_1F1F);
                 }
                 EvaluationSet::open(options, tokenizer.clone(), self.evaluation_steps)
             })
-            .transpose()?;
+            .transpose()?
+            .map(|set| set.ahead(self.data.eval_workers().batches));
         // Token ids have no text whose bytes could be counted.
         let baseline = dataset.needs_tokenizer().then(|| Baseline {
             dataset: dataset.clone(),
@@ -247,6 +252,7 @@ impl DataRequest<'_> {
         // A window of OLMo's token files is a row.
         let is_cut = self.data.dataset_type == DatasetType::OlmoGrain;
         let packs = self.data.packing && examples == Examples::Documents && !is_cut;
+        let workers = self.data.train_workers();
         DatasetOptions {
             conversations: conversations.clone(),
             examples,
@@ -264,7 +270,11 @@ impl DataRequest<'_> {
             trains_eos: self.data.dataset_type != DatasetType::C4Mlperf,
             max_segments: self.data.max_segments_per_seq,
             streams: self.data.packing_streams,
-            threads: self.threads(),
+            num_readers: Some(self.data.num_readers(NUM_HOSTS)),
+            continues: self.data.generate_padding_batch_train,
+            threads: workers.threads,
+            reading_threads: workers.reading_threads,
+            documents_ahead: workers.documents,
             memory: self.data.grain_ram_budget_mb << 20,
             row_cache: self.data.packed_data_cache.clone(),
             shuffle: self.data.enable_data_shuffling,
@@ -279,12 +289,15 @@ impl DataRequest<'_> {
         }
     }
 
-    /// The threads that tokenize; 0 for one per core, which a single process of MaxText's default stands for, too.
-    fn threads(&self) -> usize {
-        match self.data.grain_worker_count {
-            None | Some(1) => 0,
-            Some(0) => 1,
-            Some(count) => count,
+    /// These options of training data for evaluation data.
+    fn of_evaluation(&self, options: DatasetOptions) -> DatasetOptions {
+        let workers = self.data.eval_workers();
+        DatasetOptions {
+            continues: self.data.generate_padding_batch_eval,
+            threads: workers.threads,
+            reading_threads: workers.reading_threads,
+            documents_ahead: workers.documents,
+            ..options
         }
     }
 
@@ -330,7 +343,9 @@ impl DataRequest<'_> {
             let form = self.form(&self.data.eval_columns(), &template).filter(|_| is_of_records(&source));
             let read = (source, &form.map(Arc::new), Examples::Documents);
             let options = self.options(read, (Targets::Next, length), self.evaluation_rows);
+            let options = self.of_evaluation(options);
             let set = EvaluationSet::open(options, tokenizer.clone(), self.evaluation_steps)?;
+            let set = set.ahead(self.data.eval_workers().batches);
             Ok::<Box<dyn HeldOut>, TrainError>(Box::new(set))
         });
         Ok(RunData {

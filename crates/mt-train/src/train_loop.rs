@@ -24,9 +24,6 @@ use crate::{
     signals::StopSignal,
 };
 
-/// The number of batches that are prepared ahead.
-const PREFETCH: usize = 4;
-
 /// The time between two reports that a step waits for its batch.
 const WAIT_REPORT: Duration = Duration::from_secs(10);
 
@@ -134,8 +131,9 @@ impl Loop {
         let position = data.position();
         let (sizes, first_step) = (self.schedule.batches.clone(), self.step());
         let rows = (first_step..).map(move |step| sizes.rows_at(step));
+        let workers = self.trainer.plan.settings.data.train_workers();
         let mut state = State {
-            batches: Prefetcher::new(data, PREFETCH, rows)?,
+            batches: Prefetcher::new(data, workers.batches, rows)?,
             position,
             reused: None,
             in_flight: VecDeque::new(),

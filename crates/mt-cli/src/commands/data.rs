@@ -105,8 +105,10 @@ struct Opened {
 impl Opened {
     fn new(keys: Vec<String>) -> Result<Self, Failure> {
         let config = with_tokenizer_settings(configured(keys)?)?;
-        let settings = TrainConfig::from_config(&config)?;
+        let mut settings = TrainConfig::from_config(&config)?;
         warn(&config);
+        // These commands end with the data.
+        settings.data.generate_padding_batch_train = false;
         check_has_examples(&settings)?;
         let stored = settings.data.offline_data_dir.as_deref();
         if settings.data.is_synthetic() && stored.is_none() {

@@ -83,3 +83,52 @@ fn epochs_end_and_batches_are_reused() {
     let losses = sandbox.metrics("other").losses();
     assert_ne!(losses[0], losses[1]);
 }
+
+#[test]
+fn padding_continues_data_that_has_ended() {
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path("short.txt"), prose(3, 1_000)).unwrap();
+    let keys = ["hf_train_files=short.txt", "num_epoch=1", "eval_interval=-1"];
+    let train = |run: &str, more: &[&str]| {
+        let outcome = sandbox.train(run, &[&keys, more].concat()).succeeded();
+        (outcome.errors, sandbox.metrics(run).losses())
+    };
+    let (errors, ends) = train("ends", &["steps=50"]);
+    assert!(errors.contains("the data ended after"), "{errors}");
+    let steps = format!("steps={}", ends.len() + 4);
+    let padding = ["generate_padding_batch_train=true", &steps];
+    let (errors, continues) = train("continues", &padding);
+    assert!(!errors.contains("the data ended"), "{errors}");
+    assert_eq!((continues.len(), &continues[..ends.len()]), (ends.len() + 4, &ends[..]));
+    // One batch may hold the rows that do not fill one.
+    assert!(continues[ends.len() + 1..].iter().all(|loss| *loss == 0.0), "{continues:?}");
+    // A run that stops among its padding resumes there.
+    train("parts", &[padding[0], &format!("steps={}", ends.len() + 2)]);
+    assert_eq!(train("parts", &padding).1, continues);
+}
+
+#[test]
+fn hosts_workers_and_padding_leave_evaluations_as_they_are() {
+    let sandbox = Sandbox::new();
+    let evaluated = |run: &str, more: &[&str]| {
+        sandbox.train(run, &[&["steps=4", "eval_interval=2"], more].concat()).succeeded();
+        let metrics = sandbox.metrics(run);
+        (metrics.losses(), metrics.evaluation_losses())
+    };
+    let usual = evaluated("usual", &[]);
+    let workers = [
+        "grain_worker_count_eval=2",
+        "grain_per_worker_buffer_size_eval=3",
+        "grain_num_threads_eval=1",
+        "grain_prefetch_buffer_size_eval=2",
+        "grain_per_worker_buffer_size=3",
+        "grain_num_threads=0",
+        "grain_prefetch_buffer_size=3",
+    ];
+    assert_eq!(evaluated("workers", &workers), usual);
+    assert_eq!(evaluated("hosts", &["expansion_factor_real_data=4"]), usual);
+    assert_eq!(evaluated("padded", &["generate_padding_batch_eval=true", "eval_steps=30"]), usual);
+    sandbox
+        .train("endless", &["eval_interval=2", "generate_padding_batch_eval=true"])
+        .refused(&["`generate_padding_batch_eval` is `true`", "eval_steps"]);
+}

@@ -104,6 +104,18 @@ fn mixtures_resume_exactly() {
             &["dataset_type=grain", "grain_train_files=a-*,x;b.array_record,1", "eval_interval=-1"],
         )
         .failed(2, &["the weight of `a-*` is `x`, which is no positive number", "hint: "]);
+    let once = [
+        "dataset_type=grain",
+        "grain_train_files=a-*,1;b.array_record,50",
+        "eval_interval=-1",
+        "num_epoch=1",
+        "steps=99",
+    ];
+    let said = sandbox.train("ends", &once).succeeded().errors;
+    assert!(
+        said.contains("the mixture ends with its source `b.array_record`, which has been read once"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -67,7 +67,17 @@ group! {
         grain_packing_type: PackingType,
         max_segments_per_seq: Option<usize>,
         packing_streams: usize,
+        expansion_factor_real_data: f64,
+        generate_padding_batch_train: bool,
+        generate_padding_batch_eval: bool,
         grain_worker_count: Option<usize>,
+        grain_per_worker_buffer_size: usize,
+        grain_num_threads: usize,
+        grain_prefetch_buffer_size: usize,
+        grain_worker_count_eval: Option<usize>,
+        grain_per_worker_buffer_size_eval: usize,
+        grain_num_threads_eval: usize,
+        grain_prefetch_buffer_size_eval: usize,
         grain_ram_budget_mb: u64,
         packed_data_cache: Option<PathBuf>,
         fim_rate: f64,
@@ -195,6 +205,17 @@ impl DataGroup {
             problems.push(Problem::inconsistent(
                 format!("{}, but the training data is not plain text", config.stated("fim_rate")),
                 "leave out `fim_rate`, or train on documents of text",
+            ));
+        }
+        if self.generate_padding_batch_train
+            && (self.is_recorded() || self.records() == Some(RecordKind::Prompts))
+        {
+            problems.push(Problem::inconsistent(
+                format!(
+                    "{}, but the training data is neither text nor records with answers",
+                    config.stated("generate_padding_batch_train")
+                ),
+                "leave out `generate_padding_batch_train`",
             ));
         }
         // Stored logits and rollouts come with their rows, so that only held-out data is read from files.

@@ -33,6 +33,7 @@ mod saving;
 mod serve;
 mod space;
 mod whole;
+mod workers;
 
 use std::path::{Path, PathBuf};
 
@@ -92,6 +93,7 @@ pub use saving::{SavePeriod, SavingGroup};
 pub use serve::ServeGroup;
 pub use space::{OptimizerSpace, gpt3_of_pax, is_gemma_of_kaggle, is_published_model};
 pub use whole::{DecodeConfig, LoadConfig, TrainConfig};
+pub use workers::DataWorkers;
 
 /// Every group with its keys and the commands that receive it.
 pub(crate) const GROUPS: &[(&str, &[&str], &str)] = &[

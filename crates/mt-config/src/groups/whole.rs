@@ -132,15 +132,20 @@ impl TrainConfig {
                 report(problems, not_built(entry, features::CONVERSATIONS));
             }
         }
+        let endless = match self.data.dataset_type {
+            DatasetType::Synthetic => Some("dataset_type"),
+            _ if self.data.generate_padding_batch_eval => Some("generate_padding_batch_eval"),
+            _ => None,
+        };
         if self.run.eval_interval.is_some()
             && self.run.eval_steps.is_none()
-            && self.data.dataset_type == DatasetType::Synthetic
+            && let Some(key) = endless
         {
             problems.push(Problem::inconsistent(
                 format!(
                     "{}, but {} and {}, so that an evaluation would have no end",
                     config.stated("eval_interval"),
-                    config.stated("dataset_type"),
+                    config.stated(key),
                     config.stated("eval_steps")
                 ),
                 "set the number of batches of an evaluation, such as `eval_steps=10`, or leave out `eval_interval`",

@@ -135,10 +135,15 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             .at_least(0.0)
             .at_most(1.0)
             .acts_on("data"),
-            Key::float("expansion_factor_real_data", -1.0, "Let only some hosts read data.")
-                .neutral(&[Literal::Float(1.0)])
-                .refused(features::HOSTS_WITHOUT_DATA)
-                .acts_on("data"),
+            Key::float(
+                "expansion_factor_real_data",
+                -1.0,
+                "Above 1, the number of hosts for each host that reads data; at least one host reads. With smaller values, all \
+                 hosts read. The batches do not depend on it, and a data position is resumed on any number of hosts without it.",
+            )
+            .at_least(-1.0)
+            .acts_on("data")
+            .may_change(),
             Key::boolean("enable_rampup_batch_size", false, "Ramp up the batch size.")
                 .acts_on("data"),
             Key::integer(
@@ -168,18 +173,17 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::boolean(
                 "generate_padding_batch_train",
                 false,
-                "Let a host whose training data is exhausted continue with empty batches while other hosts \
-                 have data.",
+                "Let a host whose training data is exhausted continue with batches of padding, which have no loss, up to the last \
+                 of `steps`. Its last incomplete batch is filled with padding.",
             )
-            .refused(features::PROCESSES)
-            .acts_on("data"),
+            .acts_on("data")
+            .may_change(),
             Key::boolean(
                 "generate_padding_batch_eval",
                 false,
-                "Let a host whose evaluation data is exhausted continue with empty batches while other \
-                 hosts have data.",
+                "Let a host whose evaluation data is exhausted continue with batches of padding, which have no loss, up to the \
+                 last of `eval_steps`.",
             )
-            .refused(features::PROCESSES)
             .acts_on("evaluation")
             .may_change(),
             Key::float(

@@ -16,7 +16,6 @@ pub(crate) const DUMPS_OF_TRACED_PROGRAMS: &str = "dumps of traced programs";
 pub(crate) const ELASTIC_TRAINING: &str = "elastic training";
 pub(crate) const EXCHANGE_OF_HEADS: &str = "attention that exchanges heads between devices";
 pub(crate) const EXPERT_PARALLELISM: &str = "further options of expert parallelism";
-pub(crate) const HOSTS_WITHOUT_DATA: &str = "hosts that read no data of their own";
 pub(crate) const LIMITS_OF_ROLLOUTS: &str = "limits of the engine for rollouts";
 pub(crate) const MASKED_ANSWERS: &str = "block diffusion of answers only";
 pub(crate) const MEMORY_ESTIMATES: &str = "memory estimates";

@@ -104,34 +104,26 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "grain_per_worker_buffer_size",
                 1,
-                "Number of training batches that each worker process holds ready.",
+                "Number of training batches that are ready ahead for each of `grain_worker_count` threads, four at least in all.",
             )
-            .no_effect_here(
-                "it tunes Grain's worker processes; batches here are made by threads that need \
-                 no tuning",
-            )
+            .at_least(0.0)
             .acts_on("data")
             .may_change(),
             Key::integer(
                 "grain_worker_count_eval",
                 1,
-                "Number of processes that prepare evaluation batches.",
+                "Number of threads that read and tokenize evaluation documents, as `grain_worker_count` for training.",
             )
-            .no_effect_here(
-                "it tunes Grain's worker processes; batches here are made by threads that need \
-                 no tuning",
-            )
+            .at_least(-1.0)
             .acts_on("evaluation")
             .may_change(),
             Key::integer(
                 "grain_per_worker_buffer_size_eval",
                 1,
-                "Number of evaluation batches that each worker process holds ready.",
+                "Number of evaluation batches that are ready ahead for each of `grain_worker_count_eval` threads, four at least in \
+                 all.",
             )
-            .no_effect_here(
-                "it tunes Grain's worker processes; batches here are made by threads that need \
-                 no tuning",
-            )
+            .at_least(0.0)
             .acts_on("evaluation")
             .may_change(),
             Key::integer(
@@ -145,45 +137,35 @@ pub(super) const GROUPS: &[KeyGroup] = &[
             Key::integer(
                 "grain_num_threads",
                 16,
-                "Number of threads that read training examples from files.",
+                "Most of the `grain_worker_count` threads that read training documents from files at the same time; 0 and 1 for \
+                 one.",
             )
-            .no_effect_here(
-                "it tunes Grain's reading threads; batches here are made ahead of time without \
-                 tuning",
-            )
+            .at_least(0.0)
             .acts_on("data")
             .may_change(),
             Key::integer(
                 "grain_prefetch_buffer_size",
                 500,
-                "Number of training examples that are read ahead.",
+                "Number of training documents that are read ahead, within `grain_ram_budget_mb`.",
             )
-            .no_effect_here(
-                "it tunes Grain's reading threads; batches here are made ahead of time without \
-                 tuning",
-            )
+            .at_least(0.0)
             .acts_on("data")
             .may_change(),
             Key::integer(
                 "grain_num_threads_eval",
                 16,
-                "Number of threads that read evaluation examples from files.",
+                "Most of the `grain_worker_count_eval` threads that read evaluation documents from files at the same time; 0 and 1 \
+                 for one.",
             )
-            .no_effect_here(
-                "it tunes Grain's reading threads; batches here are made ahead of time without \
-                 tuning",
-            )
+            .at_least(0.0)
             .acts_on("evaluation")
             .may_change(),
             Key::integer(
                 "grain_prefetch_buffer_size_eval",
                 500,
-                "Number of evaluation examples that are read ahead.",
+                "Number of evaluation documents that are read ahead, within `grain_ram_budget_mb`.",
             )
-            .no_effect_here(
-                "it tunes Grain's reading threads; batches here are made ahead of time without \
-                 tuning",
-            )
+            .at_least(0.0)
             .acts_on("evaluation")
             .may_change(),
             Key::integer(

@@ -431,6 +431,13 @@ impl Dataset {
         }
     }
 
+    /// The source of a mixture with which the mixture ends after `epochs` epochs; `None` if all leave, or there is no end.
+    pub fn ended_by(&self, epochs: Option<u64>) -> Option<&str> {
+        let Documents::Mixture(mixture) = &self.documents else { return None };
+        let (_, source) = mixture.schedule.end(epochs)?;
+        Some(&mixture.names[source?])
+    }
+
     /// A number of successive examples that include all documents of an epoch.
     pub(crate) fn longest_epoch(&self) -> u64 {
         match &self.documents {

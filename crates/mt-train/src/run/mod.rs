@@ -25,7 +25,7 @@ use crate::{
     rollouts::Sampling,
     signals::StopSignal,
     start::Start,
-    train_loop::Loop,
+    train_loop::{Loop, Progress},
 };
 
 use directory::RunDirectory;
@@ -163,7 +163,7 @@ pub fn train(
         monitor,
     };
     let (finished, progress) = finished.after(training.run(train, position))?;
-    note_about_data(observer, conversations, dataset, &progress.position);
+    note_about_data(observer, conversations, dataset, &progress, plan.settings.data.num_epoch);
     let compares = record.is_quick_start() && progress.ending == Ending::Completed;
     let bits_per_byte =
         baseline.filter(|_| compares).map(|baseline| baseline.bits_per_byte(tokenizer.as_ref()));
@@ -171,19 +171,36 @@ pub fn train(
     Ok(finished.report(progress, unigram_bits_per_byte))
 }
 
-/// Notes examples that were cut, and the examples from each source of a mixture.
+/// Notes examples that were cut, the examples from each source of a mixture, and the source with which it ended.
 fn note_about_data(
     observer: &Observer,
     conversations: Option<Arc<Conversations>>,
     dataset: Option<Arc<Dataset>>,
-    position: &Position,
+    progress: &Progress,
+    num_epoch: Option<u64>,
 ) {
     if let Some(note) = conversations.and_then(|form| note_of_cut_examples(form.counts())) {
         events::note(observer, note);
     }
-    if let Some(table) = dataset.and_then(|dataset| table_of_mixture(&dataset.drawn_until(position))) {
+    let Some(dataset) = dataset else { return };
+    if let Some(table) = table_of_mixture(&dataset.drawn_until(&progress.position)) {
         observer(Event::Report(table));
     }
+    if progress.ending == Ending::DataEnded
+        && let Some(note) = note_of_end(&dataset, num_epoch)
+    {
+        events::note(observer, note);
+    }
+}
+
+/// A note about the source with which a mixture ended; none if all its sources have ended.
+fn note_of_end(dataset: &Dataset, num_epoch: Option<u64>) -> Option<String> {
+    let (source, epochs) = (dataset.ended_by(num_epoch)?, num_epoch?);
+    let times = if epochs == 1 { "once" } else { "so often" };
+    Some(format!(
+        "the mixture ends with its source `{source}`, which has been read {times} (`num_epoch={epochs}`)\nhint: give the source \
+         `epochs` of its own, after which the others go on, or raise `num_epoch`"
+    ))
 }
 
 /// The table of the examples from each source of a mixture; none for other data.

@@ -26,6 +26,8 @@ const SHRINKING: f64 = 0.75;
 const STEPS: usize = 2;
 /// Pieces that are expected less often are dropped.
 const LEAST_EXPECTED: f64 = 0.5;
+/// The most pieces, as a multiple of the wanted ones, from which the most probable are tried as the result.
+const MOST_CANDIDATES: usize = 2;
 /// Words whose counts are added up apart.
 const BLOCK: usize = 4096;
 
@@ -42,21 +44,31 @@ where
     let words: Vec<(String, u64)> = words.into_iter().collect();
     let size = options.vocab_size - model_file::RESERVED;
     let mut model = Model::seeds(&words, &characters);
-    // As SentencePiece, a tenth more pieces remain until the last ones are chosen by their probabilities.
+    // As SentencePiece, a tenth more pieces remain until the last ones are chosen by their probabilities. Text decides how many
+    // pieces are better chosen so than pruned by what each adds, so the most probable of several choices is the result.
     let desired = size * 11 / 10;
+    let mut best: Option<(f64, Model)> = None;
     loop {
         for _ in 0..STEPS {
             watch.advance(Task::LearnMerges, model.pieces.len() as u64, None)?;
             let expected = model.expected(&words);
-            model.maximize(&expected);
+            model.maximize(&expected, true);
         }
-        if model.pieces.len() <= desired {
+        let is_last = model.pieces.len() <= desired;
+        if is_last || model.pieces.len() <= size * MOST_CANDIDATES {
+            let chosen = model.chosen(size).refitted(&words);
+            let likelihood = chosen.likelihood(&words);
+            if best.as_ref().is_none_or(|(of_best, _)| likelihood > *of_best) {
+                best = Some((likelihood, chosen));
+            }
+        }
+        if is_last {
             break;
         }
         let most = desired.max((model.pieces.len() as f64 * SHRINKING) as usize);
         model.prune(&words, most);
     }
-    Ok(model.chosen(size))
+    Ok(best.map(|(_, model)| model.in_order()).unwrap_or_default())
 }
 
 /// Pieces with the logarithms of their probabilities. Single characters always remain, so that every word has a path.
@@ -153,11 +165,11 @@ impl Model {
         expected
     }
 
-    /// Sets the probabilities to the expected ones, with a prior that favors few pieces, and drops rare pieces.
-    fn maximize(&mut self, expected: &[f64]) {
+    /// Sets the probabilities to the expected ones, with a prior that favors few pieces. Rare pieces are dropped on request.
+    fn maximize(&mut self, expected: &[f64], drops_rare: bool) {
         let pieces = std::mem::take(&mut self.pieces).into_iter().zip(expected);
         let kept = pieces.filter_map(|((piece, _), count)| {
-            let is_kept = *count >= LEAST_EXPECTED || is_single(&piece);
+            let is_kept = *count >= LEAST_EXPECTED || is_single(&piece) || !drops_rare;
             is_kept.then(|| (piece, count.max(LEAST_EXPECTED)))
         });
         let kept: Vec<(String, f64)> = kept.collect();
@@ -186,35 +198,22 @@ impl Model {
 
     /// Drops the pieces without which the likelihood falls least, down to `most`.
     fn prune(&mut self, words: &[(String, u64)], most: usize) {
-        let of_block = |block: &[(String, u64)]| {
-            let mut found = HashMap::<u32, u64>::new();
-            for (word, count) in block {
-                for id in self.likeliest(word, None) {
-                    *found.entry(id).or_insert(0) += count;
-                }
-            }
-            found
-        };
-        let blocks: Vec<HashMap<u32, u64>> = words.par_chunks(BLOCK).map(of_block).collect();
-        let mut counts = vec![0_u64; self.pieces.len()];
-        for (id, count) in blocks.into_iter().flatten() {
-            counts[id as usize] += count;
-        }
-        let total = counts.iter().sum::<u64>() as f64;
+        // Expected counts, because endings have no place in the most probable divisions as long as whole words are pieces.
+        let counts = self.expected(words);
+        let total = counts.iter().sum::<f64>();
         // The fall of the likelihood if all uses of a piece are replaced by its next best division.
         let loss = |id: usize| -> Option<f64> {
             let (piece, _) = &self.pieces[id];
-            let count = counts[id] as f64;
+            let count = counts[id];
             if is_single(piece) {
                 return Some(f64::INFINITY);
             }
-            if count == 0.0 || self.likeliest(piece, None).len() > 1 {
+            if count < LEAST_EXPECTED || self.likeliest(piece, None).len() > 1 {
                 return None;
             }
             let instead = self.likeliest(piece, Some(id as u32));
             let total_instead = (total + count * (instead.len() as f64 - 1.0)).ln();
-            let of_others =
-                instead.iter().map(|id| (counts[*id as usize] as f64 + count).ln() - total_instead);
+            let of_others = instead.iter().map(|id| (counts[*id as usize] + count).ln() - total_instead);
             Some(count * (count.ln() - total.ln() - of_others.sum::<f64>()))
         };
         let losses: Vec<Option<f64>> = (0..self.pieces.len()).into_par_iter().map(loss).collect();
@@ -226,9 +225,34 @@ impl Model {
         *self = Self::new(kept.into_iter().map(|(id, _)| self.pieces[id].clone()).collect());
     }
 
-    /// The characters and the most probable other pieces, in descending order.
-    fn chosen(self, size: usize) -> Vec<(String, f32)> {
+    /// The model with probabilities that its own pieces have in the words.
+    fn refitted(mut self, words: &[(String, u64)]) -> Self {
+        for _ in 0..STEPS {
+            let expected = self.expected(words);
+            self.maximize(&expected, false);
+        }
+        self
+    }
+
+    /// The logarithm of the probability of the words' most probable divisions.
+    fn likelihood(&self, words: &[(String, u64)]) -> f64 {
+        let of_word = |(word, count): &(String, u64)| {
+            self.likeliest(word, None).into_iter().map(|id| self.score(id)).sum::<f64>() * *count as f64
+        };
+        let blocks: Vec<f64> = words.par_chunks(BLOCK).map(|block| block.iter().map(of_word).sum()).collect();
+        blocks.into_iter().sum()
+    }
+
+    /// The pieces in descending order of their probabilities.
+    fn in_order(self) -> Vec<(String, f32)> {
         let mut pieces = self.pieces;
+        pieces.sort_by(|one, other| other.1.total_cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
+        pieces.into_iter().map(|(piece, score)| (piece, score as f32)).collect()
+    }
+
+    /// The characters and the most probable other pieces.
+    fn chosen(&self, size: usize) -> Self {
+        let mut pieces = self.pieces.clone();
         pieces.sort_by(|one, other| other.1.total_cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
         let singles = pieces.iter().filter(|(piece, _)| is_single(piece)).count();
         let mut room = size.saturating_sub(singles);
@@ -237,7 +261,7 @@ impl Model {
             room -= usize::from(is_kept && !is_single(piece));
             is_kept
         });
-        pieces.into_iter().map(|(piece, score)| (piece, score as f32)).collect()
+        Self::new(pieces)
     }
 }
 
@@ -304,6 +328,7 @@ pub(super) fn json(pieces: &[(String, f32)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::mix;
 
     #[test]
     fn expectations_are_those_of_all_divisions() {
@@ -322,6 +347,46 @@ mod tests {
         assert!((digamma(2.0) - 0.422_784_335_1).abs() < 1e-6);
     }
 
+    /// Each word is a piece at first, so that no most probable division has an ending of its own.
+    #[test]
+    fn endings_of_many_words_become_pieces() {
+        let endings = ["", "ness", "able", "ing", "tion"];
+        let mut draws = 0;
+        let mut below = |bound: u64| {
+            draws += 1;
+            (mix(draws) >> 11) % bound
+        };
+        let letter = |letters: &str, place: u64| letters.chars().nth(place as usize).unwrap();
+        let stems: Vec<String> = (0..150)
+            .map(|_| {
+                let letters =
+                    (0..3).map(|_| [letter("bcdfghklmnprstvw", below(16)), letter("aeiou", below(5))]);
+                letters.flatten().collect()
+            })
+            .collect();
+        let texts: Vec<String> = (0..1500)
+            .map(|_| {
+                let word = |_| {
+                    // Low numbers are more frequent.
+                    let most = below(150) + 1;
+                    format!("{}{}", stems[below(most) as usize], endings[below(5) as usize])
+                };
+                (0..6).map(word).collect::<Vec<_>>().join(" ")
+            })
+            .collect();
+        let options = TrainingOptions {
+            model: super::super::TokenizerModel::Unigram,
+            format: super::super::super::TokenizerKind::HuggingFace,
+            vocab_size: model_file::RESERVED + 250,
+            character_coverage: 1.0,
+            lowercase: false,
+        };
+        let pieces = train(texts.into_iter().map(Ok), &options, Watch::silent()).unwrap();
+        for ending in &endings[1..] {
+            assert!(pieces.iter().any(|(piece, _)| piece == ending), "{ending} {pieces:?}");
+        }
+    }
+
     #[test]
     fn frequent_words_become_pieces() {
         let words = [("▁river", 90), ("▁rivers", 20), ("▁mill", 60), ("▁mills", 30), ("▁milling", 9)];
@@ -330,10 +395,10 @@ mod tests {
         let mut model = Model::seeds(&words, &characters);
         for _ in 0..3 {
             let expected = model.expected(&words);
-            model.maximize(&expected);
+            model.maximize(&expected, true);
             model.prune(&words, 14);
         }
-        let chosen = model.chosen(13);
+        let chosen = model.chosen(13).in_order();
         assert!(
             chosen.len() <= 13
                 && ["▁river", "▁mill"].iter().all(|word| chosen.iter().any(|(piece, _)| piece == word)),
