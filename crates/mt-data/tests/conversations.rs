@@ -495,7 +495,7 @@ fn answers_in_known_templates_are_those_of_the_reference() {
         let text = content["templates"][name].as_str().unwrap();
         let template = ChatTemplate::from_text(name, text, directory).unwrap();
         let template = template.at(content["now"].as_str().unwrap()).unwrap();
-        let form = Conversations::new(columns(&case["record"]), Some(template), true);
+        let form = Conversations::new(columns(&case["record"]), Some(template.clone()), true);
         let is_marked = case["record"].get("messages").is_some();
         assert_eq!(form.unlearned_end(&tokenizer), None, "{name}");
         assert_eq!(form.marked_family().is_some(), is_marked, "{name}");
@@ -520,5 +520,19 @@ fn answers_in_known_templates_are_those_of_the_reference() {
             .filter_map(|(is_trained, range)| is_trained.then_some(range))
             .collect();
         assert_eq!(json!(answers), case["answers"], "{name}: {text:?}");
+        // Templates without marks have the same answers in lists of messages that end with the only one.
+        let [prompt, completion] = ["prompt", "completion"].map(|column| case["record"][column].as_array());
+        let Some((prompt, [answer])) = prompt.zip(completion.map(Vec::as_slice)) else { continue };
+        let messages = [&prompt[..], std::slice::from_ref(answer)].concat();
+        let record = json!({"messages": messages, "tools": case["record"]["tools"]});
+        let form = Conversations::new(columns(&record), Some(template), true);
+        if form.marked_family().is_none() && prompt.iter().all(|message| message["role"] != "assistant") {
+            let of_messages = form.encode(&record.to_string(), &tokenizer, BOTH, 10_000).unwrap();
+            assert_eq!(
+                (of_messages.tokens, of_messages.trained),
+                (document.tokens, document.trained),
+                "{name}"
+            );
+        }
     }
 }
