@@ -184,7 +184,7 @@ fn options_are_those_of_saved_adapters() {
         ("runs/whole", &["`runs/whole` has adapters of `", "hint: adapters fit only the weights"]),
     ] {
         let restored = format!("lora.lora_restore_path={adapters}");
-        let keys = ["load_parameters_path=runs/wide", "base_mlp_dim=80", &base[1], &restored, "steps=1"];
+        let keys = ["load_parameters_path=runs/wide", "base_mlp_dim=80", base[1], &restored, "steps=1"];
         sandbox.train("wrong", &keys).failed(2, fragments);
     }
 }
