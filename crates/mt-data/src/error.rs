@@ -41,8 +41,8 @@ pub enum DataError {
     )]
     Spool { path: PathBuf, directory: PathBuf, source: io::Error },
 
-    /// A record of a file that cannot be used.
-    #[error("`{path}`, record {record}: {reason}\nhint: {hint}")]
+    /// A record of a file that cannot be used. Messages count records from 1.
+    #[error("`{path}`, record {}: {reason}\nhint: {hint}", record + 1)]
     Record { path: PathBuf, record: u64, reason: String, hint: &'static str },
 
     /// Text that is not UTF-8.

@@ -291,7 +291,7 @@ mod tests {
             std::fs::write(&path, &bytes).unwrap();
             let record = ends.partition_point(|end| *end <= position);
             let message = read(&path).unwrap_err().to_string();
-            assert!(message.contains(&format!("records`, record {record}: ")), "{position}: {message}");
+            assert!(message.contains(&format!("records`, record {}: ", record + 1)), "{position}: {message}");
         }
         for length in [1, 11, 15, 17, 400, good.len() - 1] {
             std::fs::write(&path, &good[..length]).unwrap();

@@ -239,6 +239,27 @@ fn whole_characters_are_learned() {
 }
 
 #[test]
+fn templates_that_leave_out_the_end_of_answers_are_noticed() {
+    let (directory, tokenizer) = tokenizer();
+    let check = |answer: &str, expected: Option<&str>| {
+        let text = format!(
+            "{{% for message in messages %}}{{% if message.role == 'assistant' %}}{answer}{{% else %}}\
+             {{{{ message.content }}}}<|eot_id|>{{% endif %}}{{% endfor %}}"
+        );
+        let template = ChatTemplate::from_text("given", &text, directory.path()).unwrap();
+        let messages = ConversationColumns::Messages("messages".to_owned());
+        let form = Conversations::new(messages, Some(template), true);
+        assert_eq!(form.unlearned_end(&tokenizer), expected, "{answer}");
+    };
+    check("{% generation %}{{ message.content }}<|eot_id|>{% endgeneration %}", None);
+    check("{% generation %}{{ message.content }}<|eot_id|>\n{% endgeneration %}", None);
+    check("{% generation %}{{ message.content }}{% endgeneration %}<|eot_id|>", Some("`given`"));
+    check("{% generation %}{{ message.content }}{% endgeneration %}", Some("`given`"));
+    // Without marks, answers include the text that ends them.
+    check("{{ message.content }}<|eot_id|>", None);
+}
+
+#[test]
 fn answers_that_a_template_does_not_mark_are_an_error() {
     let (directory, tokenizer) = tokenizer();
     let text = "{% for message in messages %}{{ message.content }}{% if message.marked %}{% generation %}x\
@@ -457,20 +478,27 @@ fn judged_answers_get_the_answers_of_other_rows() {
     assert_eq!(texts, ["u.", "u.", "", ""]);
 }
 
-/// The published templates of known families get marks, by which answers are those of TRL's training templates
+/// In lists of messages, the published templates of known families get marks, by which answers are those of TRL's training
+/// templates; in prompts with answers, the published templates themselves render both, as in TRL
 /// (`goldens/known_templates/generate.py`).
 #[test]
 fn answers_in_known_templates_are_those_of_the_reference() {
-    let (directory, tokenizer) = tokenizer();
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    fs::copy(goldens("known_templates/tokenizer.json"), directory.join("tokenizer.json")).unwrap();
+    let tokenizer = Tokenizer::load(directory).unwrap();
     let content = fs::read(goldens("known_templates/known_templates.json")).unwrap();
     let content: Value = serde_json::from_slice(&content).unwrap();
     for case in content["cases"].as_array().unwrap() {
         let name = case["template"].as_str().unwrap();
+        fs::write(directory.join("tokenizer_config.json"), content["special"][name].to_string()).unwrap();
         let text = content["templates"][name].as_str().unwrap();
-        let template = ChatTemplate::from_text(name, text, directory.path()).unwrap();
+        let template = ChatTemplate::from_text(name, text, directory).unwrap();
         let template = template.at(content["now"].as_str().unwrap()).unwrap();
-        let form = Conversations::new(columns(&case["record"]), Some(template), true);
-        assert!(form.marked_family().is_some(), "{name}");
+        let form = Conversations::new(columns(&case["record"]), Some(template.clone()), true);
+        let is_marked = case["record"].get("messages").is_some();
+        assert_eq!(form.unlearned_end(&tokenizer), None, "{name}");
+        assert_eq!(form.marked_family().is_some(), is_marked, "{name}");
         let document = form.encode(&case["record"].to_string(), &tokenizer, BOTH, 10_000).unwrap();
         let sha256 = Sha256::digest(json!(document.tokens).to_string());
         let sha256: String = sha256.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -492,5 +520,19 @@ fn answers_in_known_templates_are_those_of_the_reference() {
             .filter_map(|(is_trained, range)| is_trained.then_some(range))
             .collect();
         assert_eq!(json!(answers), case["answers"], "{name}: {text:?}");
+        // Templates without marks have the same answers in lists of messages that end with the only one.
+        let [prompt, completion] = ["prompt", "completion"].map(|column| case["record"][column].as_array());
+        let Some((prompt, [answer])) = prompt.zip(completion.map(Vec::as_slice)) else { continue };
+        let messages = [&prompt[..], std::slice::from_ref(answer)].concat();
+        let record = json!({"messages": messages, "tools": case["record"]["tools"]});
+        let form = Conversations::new(columns(&record), Some(template), true);
+        if form.marked_family().is_none() && prompt.iter().all(|message| message["role"] != "assistant") {
+            let of_messages = form.encode(&record.to_string(), &tokenizer, BOTH, 10_000).unwrap();
+            assert_eq!(
+                (of_messages.tokens, of_messages.trained),
+                (document.tokens, document.trained),
+                "{name}"
+            );
+        }
     }
 }

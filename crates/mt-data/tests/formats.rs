@@ -281,15 +281,15 @@ fn foreign_and_damaged_records_are_named() {
         "zstd.array_record",
         array,
         "body",
-        "zstd.array_record`, record 0 has no column `body`; it has `ids`, `ids_segmentation`, `score`, `several`, `text`",
+        "zstd.array_record`, record 1 has no column `body`; it has `ids`, `ids_segmentation`, `score`, `several`, `text`",
     );
-    check("plain.tfrecord", tf, "ids", "record 0: column `ids` holds integers, not text\nhint: ");
+    check("plain.tfrecord", tf, "ids", "record 1: column `ids` holds integers, not text\nhint: ");
     check("plain.tfrecord", tf, "several", "column `several` holds 2 values, not one text");
     check(
         "zstd.array_record",
         tf,
         "text",
-        "record 0: the file does not begin with a record of a TFRecord file",
+        "record 1: the file does not begin with a record of a TFRecord file",
     );
     check("plain.tfrecord", array, "text", "is not an ArrayRecord file");
     let mut bytes = fs::read(directory.path().join("plain.tfrecord")).unwrap();

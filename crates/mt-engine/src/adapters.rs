@@ -46,10 +46,37 @@ impl LoadedModel {
     /// # Errors
     /// The program does not fit into memory.
     pub fn merged(self, compile: &CompileSettings) -> Result<Self, EngineError> {
+        self.with_adapters_times(1.0, compile)
+    }
+
+    /// The model into whose weights these adapters were merged, without them: their products are subtracted.
+    ///
+    /// # Errors
+    /// There are no adapters, they cannot be subtracted, or the program does not fit into memory.
+    pub fn unmerged(self, compile: &CompileSettings) -> Result<Self, EngineError> {
+        let adapters = self.model.adapters();
+        let is_quantized = self.model.parameters().iter().any(|(_, spec)| spec.encoded.is_some());
+        let reason = match adapters {
+            None => Some("no adapters are named"),
+            Some(adapters) if adapters.adapter.has_magnitude => Some(
+                "adapters with DoRA scale weights by norms of the base, which merged weights do not tell",
+            ),
+            Some(_) if is_quantized => Some("the weights below the adapters are quantized"),
+            Some(_) => None,
+        };
+        match reason {
+            Some(reason) => Err(EngineError::CannotUnmerge { reason }),
+            None => self.with_adapters_times(-1.0, compile),
+        }
+    }
+
+    /// The weights and `factor` times the products of their adapters.
+    fn with_adapters_times(self, factor: f64, compile: &CompileSettings) -> Result<Self, EngineError> {
         let Some((adapters, plain)) = self.model.adapters().zip(self.model.without_adapters()) else {
             return Ok(self);
         };
-        let (adapter, specs) = (adapters.adapter, self.model.parameters());
+        let (mut adapter, specs) = (adapters.adapter, self.model.parameters());
+        adapter.scale *= factor;
         let Self { runtime, placement, parameters, .. } = &self;
         let options = ProgramOptions {
             name: MERGE_PROGRAM.to_owned(),

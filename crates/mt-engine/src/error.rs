@@ -68,6 +68,11 @@ pub enum EngineError {
         path.display()
     )]
     NoAdapters { path: PathBuf },
+    #[error(
+        "no adapters can be subtracted: {reason}\nhint: name a merged model and its adapters, with \
+         `lora.enable_lora=true lora.lora_restore_path=…`"
+    )]
+    CannotUnmerge { reason: &'static str },
     #[error("the model has {needed} parameters, but {given} arrays are given")]
     ParameterCount { needed: usize, given: usize },
     #[error("parameter `{name}` is `{needed_type}{needed:?}`, but an array `{given_type}{given:?}` is given")]
@@ -171,6 +176,7 @@ impl EngineError {
             | Self::SplitsNothing(_)
             | Self::NoCheckpoint
             | Self::NoAdapters { .. }
+            | Self::CannotUnmerge { .. }
             | Self::NotCausal
             | Self::UnknownAdapter { .. }
             | Self::AdapterNamedTwice { .. }

@@ -198,6 +198,14 @@ impl DataRequest<'_> {
                 format!("the chat template is that of {family}; its answers are marked as TRL marks them");
             events::note(self.observer, note);
         }
+        let unlearned = conversations.as_ref().zip(tokenizer.as_ref());
+        if let Some(template) = unlearned.and_then(|(form, tokenizer)| form.unlearned_end(tokenizer)) {
+            let warning = format!(
+                "the `{{% generation %}}` blocks of the chat template {template} leave out the token that ends an answer, so \
+                 that the model does not learn to end answers\nhint: let the blocks end behind that token"
+            );
+            events::warn(self.observer, warning);
+        }
         let options = |source: Source, conversations: &Option<Arc<Conversations>>, rows: usize| {
             self.options((source, conversations, examples), (targets, length), rows)
         };

@@ -27,6 +27,9 @@ directory (Hugging Face's, or `consolidated.*.pth` with params.json), or a
 checkpoint of MaxText, whose model the other keys describe. An output directory
 that already contains weights is refused.
 
+Adapters are merged into the weights. `--unmerge` takes adapters out of a merged
+model again, up to rounding.
+
 `--output hf://owner/name@branch` sends the model to the Hugging Face hub in one
 commit, and creates a private repository if there is none. After a failure the
 same command goes on: files that have arrived are not sent again.";
@@ -42,6 +45,8 @@ Examples:
       tokenizer_path=models/Meta-Llama-3-8B
   maxtext checkpoint export --format gguf --dtype q8_0 --output model.gguf \\
       load_parameters_path=models/llama
+  maxtext checkpoint export --unmerge --output base hf_model_path=merged \\
+      lora.enable_lora=true lora.lora_restore_path=adapters
   maxtext checkpoint export --output hf://owner/name \\
       load_parameters_path=maxtext_output/first";
 
@@ -232,6 +237,9 @@ pub struct Export {
     /// Directory for the model, or its file for `gguf`; `hf://owner/name` sends it to the Hugging Face hub
     #[arg(long, value_name = "PATH")]
     pub output: PathBuf,
+    /// Subtract the adapters from weights into which they have been merged, instead of merging them
+    #[arg(long)]
+    pub unmerge: bool,
     /// Replace the weights that the repository of the hub has
     #[arg(long)]
     pub replace: bool,

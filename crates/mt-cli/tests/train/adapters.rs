@@ -94,6 +94,12 @@ fn runs_save_adapters_alone_and_resume_to_the_bit() {
     let of_peft = logits(&sandbox, &[&restored[..], &["load_parameters_path=runs/base"]].concat());
     assert_near(&of_peft, &of_run, 0.0);
 
+    // The norms of the base are lost in merged weights.
+    let unmerge = ["checkpoint", "export", "--unmerge", "--output", "unmerged", "hf_model_path=merged"];
+    maxtext(&sandbox, &[&unmerge[..], &restored].concat())
+        .failed(2, &["no adapters can be subtracted", "DoRA"]);
+    maxtext(&sandbox, &unmerge).failed(2, &["no adapters are named", "hint: "]);
+
     // A new run begins with these adapters.
     let further = [&LORA[..], &restored[3..], &["load_parameters_path=runs/base", "steps=1"]].concat();
     sandbox.train("further", &further).succeeded();
@@ -147,6 +153,15 @@ fn options_are_those_of_saved_adapters() {
     maxtext(&sandbox, &[&export[..], &["load_parameters_path=runs/whole"]].concat()).succeeded();
     let of_peft = [&base[..], &["lora.lora_restore_path=adapters"]].concat();
     assert_near(&logits(&sandbox, &of_peft), &of_run, 0.0);
+    // Merged into their base and taken out of it again, they leave the base.
+    let export = |arguments: &[&str]| {
+        maxtext(&sandbox, &[&["checkpoint", "export"], arguments].concat()).succeeded();
+    };
+    export(&["--output", "merged", "load_parameters_path=runs/whole"]);
+    let of_merged = ["hf_model_path=merged", "lora.enable_lora=true", "lora.lora_restore_path=adapters"];
+    export(&[&["--unmerge", "--output", "unmerged"], &of_merged[..]].concat());
+    let of_base = logits(&sandbox, &["load_parameters_path=runs/base"]);
+    assert_near(&logits(&sandbox, &["hf_model_path=unmerged", "dtype=float32"]), &of_base, 1e-5);
     // A run that begins with them needs no more keys, also when it is resumed.
     let further = [&of_peft[..], &["eval_interval=-1", "learning_rate=1e-2"]].concat();
     sandbox.train("further", &[&further[..], &["steps=1"]].concat()).succeeded();
@@ -161,6 +176,16 @@ fn options_are_those_of_saved_adapters() {
             let contradicting = [&base[..], &[restored.as_str(), key, "steps=1"]].concat();
             sandbox.train("wrong", &contradicting).failed(2, &fragments);
         }
+    }
+    // Adapters of another model are refused with one message.
+    sandbox.train("wide", &["steps=1", "eval_interval=-1", "base_mlp_dim=80"]).succeeded();
+    for (adapters, fragments) in [
+        ("adapters", &["64", "80"][..]),
+        ("runs/whole", &["`runs/whole` has adapters of `", "hint: adapters fit only the weights"]),
+    ] {
+        let restored = format!("lora.lora_restore_path={adapters}");
+        let keys = ["load_parameters_path=runs/wide", "base_mlp_dim=80", base[1], &restored, "steps=1"];
+        sandbox.train("wrong", &keys).failed(2, fragments);
     }
 }
 

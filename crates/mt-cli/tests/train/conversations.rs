@@ -1,6 +1,6 @@
 //! Supervised fine-tuning: runs on prompts and answers, and on conversations.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 
@@ -91,7 +91,9 @@ fn a_killed_run_resumes_and_is_placed_like_any_other() {
                 continue;
             }
             sandbox.train(&of(way), &[&keys[..], &devices, further].concat()).succeeded();
-            for (own, whole) in sandbox.metrics(&of(way)).losses().iter().zip(&losses) {
+            let own = sandbox.metrics(&of(way)).losses();
+            assert_eq!(own.len(), losses.len(), "{name} {way}");
+            for (own, whole) in own.iter().zip(&losses) {
                 assert!((own - whole).abs() <= 1e-5 * whole, "{name} {way}: {own}, not {whole}");
             }
         }
@@ -163,4 +165,47 @@ fn data_that_does_not_fit_is_refused() {
     sandbox
         .train("wrong", &keys)
         .failed(2, &["`empty.jsonl`, line 2: the answer in column `answer` is empty"]);
+    // A template without roles cannot tell answers from questions.
+    let turn = |role: &str| json!({"role": role, "content": "text"});
+    write_rows(
+        &sandbox,
+        "turns.jsonl",
+        &[json!({"messages": [turn("assistant")]}), json!({"messages": [turn("user"), turn("assistant")]})],
+    );
+    let of_messages = [PAIRS, &["train_data_columns=[messages]", "enable_data_shuffling=false"]].concat();
+    let alike = "chat_template={% for message in messages %}{{ message.content }}{% endfor %}";
+    sandbox.train("wrong", &[&of_messages[..], &["hf_train_files=turns.jsonl", alike]].concat()).failed(
+        2,
+        &[
+            "`turns.jsonl`, line 2: the chat template renders messages of all roles alike",
+            "hint: let it write",
+        ],
+    );
+    // Rows of parquet files count from 1, too.
+    let parquet = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mt-data/tests/goldens/conversations");
+    let parquet = format!("hf_train_files={}", parquet.join("conversations.parquet").display());
+    sandbox
+        .train("wrong", &[&of_messages[..], &["hf_path=parquet", &parquet]].concat())
+        .failed(2, &["conversations.parquet`, row 1: ", "has no chat template"]);
+}
+
+/// Marks that leave out the end of answers are a warning, once.
+#[test]
+fn answers_whose_end_is_not_learned_are_a_warning() {
+    let sandbox = Sandbox::new();
+    let turn = |role: &str| json!({"role": role, "content": "text"});
+    write_rows(&sandbox, "turns.jsonl", &[json!({"messages": [turn("user"), turn("assistant")]})]);
+    let template = "{% for message in messages %}{% if message.role == 'assistant' %}{% generation %}{{ message.content }}\
+                    {% endgeneration %}|{% else %}{{ message.content }}?{% endif %}{% endfor %}";
+    fs::write(sandbox.path("short.jinja"), template).unwrap();
+    let keys = [
+        "train_data_columns=[messages]",
+        "hf_train_files=turns.jsonl",
+        "chat_template_path=short.jinja",
+        "per_device_batch_size=1",
+        "steps=2",
+    ];
+    let errors = sandbox.train("short", &[PAIRS, &keys].concat()).succeeded().errors;
+    let warning = "of the chat template `short.jinja` leave out the token that ends an answer";
+    assert_eq!(errors.matches(warning).count(), 1, "{errors}");
 }

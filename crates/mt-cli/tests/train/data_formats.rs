@@ -179,10 +179,10 @@ fn damaged_records_stop_a_run_or_are_skipped() {
     ];
     sandbox
         .train("stop", &keys)
-        .failed(2, &["a.tfrecord`, record 0: the checksum of its bytes differs", "hint: "]);
+        .failed(2, &["a.tfrecord`, record 1: the checksum of its bytes differs", "hint: "]);
     let skipped = sandbox.train("skip", &[&keys[..], &["damaged_data=skip"]].concat()).succeeded().errors;
     assert!(
-        skipped.contains("skipped 1 document that cannot be read so far: `a.tfrecord`, record 0: "),
+        skipped.contains("skipped 1 document that cannot be read so far: `a.tfrecord`, record 1: "),
         "{skipped}"
     );
     let lines = fs::read_to_string(sandbox.path("train.jsonl")).unwrap();

@@ -76,6 +76,7 @@ fn runs_resume_and_are_placed_like_any_other() {
         ("parts", &["num_cpu_devices=1", "gradient_accumulation_steps=4", "per_device_batch_size=2"]),
     ] {
         sandbox.train(run, &[&keys[..], &devices, way, &[of_same_step]].concat()).succeeded();
+        assert_eq!(sandbox.metrics(run).losses().len(), 12, "{run}");
         for (own, whole) in sandbox.metrics(run).losses().iter().zip(whole.losses()) {
             assert!((own - whole).abs() <= 1e-5 * whole, "{run}: {own}, not {whole}");
         }

@@ -11,6 +11,7 @@ mod data;
 mod data_cleaning;
 mod data_formats;
 mod distill;
+mod first_losses;
 mod goodput;
 mod kill;
 mod learned_maps;

@@ -43,6 +43,15 @@ pub fn write_pairs(sandbox: &Sandbox, name: &str, seed: u64) {
     write_rows(sandbox, name, &rows);
 }
 
+/// Single judged answers.
+fn write_judged(sandbox: &Sandbox, name: &str) {
+    let row = |index| {
+        let (prompt, answer) = (format!("q{}: ", index % 9), format!("a{index}"));
+        json!({"prompt": prompt, "completion": answer, "label": index % 3 == 0})
+    };
+    write_rows(sandbox, name, &(0..64).map(row).collect::<Vec<_>>());
+}
+
 /// Copies the model of the reference values, whose tokens are characters.
 fn copy_model(sandbox: &Sandbox) {
     copy_model_from(sandbox, "../mt-models/tests/goldens/families/llama_six_on_two");
@@ -135,31 +144,78 @@ fn first_losses_and_gradients_are_those_of_trl() {
     }
 }
 
-/// Waits for a checkpoint, then kills the run.
+/// Begins a run, waits for a checkpoint, then kills the process before it ends on its own.
 pub fn kill_after_checkpoint(sandbox: &Sandbox, run: &str, keys: &[&str]) {
-    let mut process = sandbox.command(run, keys).spawn().unwrap();
-    let began = Instant::now();
-    while sandbox.checkpoints(run).is_empty() && process.try_wait().unwrap().is_none() {
-        assert!(began.elapsed() < Duration::from_secs(300), "no checkpoint after five minutes");
-        thread::sleep(Duration::from_millis(1));
+    for _ in 0..5 {
+        let mut process = sandbox.command(run, keys).spawn().unwrap();
+        let began = Instant::now();
+        while sandbox.checkpoints(run).is_empty() && process.try_wait().unwrap().is_none() {
+            assert!(began.elapsed() < Duration::from_secs(300), "no checkpoint after five minutes");
+            thread::sleep(Duration::from_millis(1));
+        }
+        process.kill().unwrap();
+        // A process that was killed has no exit status.
+        if process.wait().unwrap().code().is_none() {
+            return;
+        }
+        fs::remove_dir_all(sandbox.path(&format!("runs/{run}"))).unwrap();
     }
-    process.kill().unwrap();
-    process.wait().unwrap();
+    panic!("`{run}` ended five times before it could be killed");
 }
 
 #[test]
 fn runs_resume_and_are_placed_like_any_other() {
     let sandbox = Sandbox::new();
     write_pairs(&sandbox, "pairs.jsonl", 1);
-    let keys = [PAIRS, &["steps=12", "per_device_batch_size=8", "dpo.loss_type=[sigmoid,sft]"]].concat();
-    sandbox.train("whole", &keys).succeeded();
-    kill_after_checkpoint(&sandbox, "killed", &keys);
-    sandbox.train("killed", &keys).succeeded();
-    sandbox.assert_same_run("whole", "killed");
-    let whole = sandbox.metrics("whole");
-    let margins = whole.series("learning/rewards/margins");
-    assert!(margins[0] == 0.0 && margins[11] > 0.0, "{margins:?}");
-    sandbox.check_placed("whole", &keys);
+    write_judged(&sandbox, "judged.jsonl");
+    let keys = [PAIRS, &["steps=12", "per_device_batch_size=8"]].concat();
+    sandbox.train("base", &[&keys[..], &["steps=2", "learning_rate=1e-2"]].concat()).succeeded();
+    let lora = ["lora.enable_lora=true", "lora.lora_rank=3", "lora.lora_alpha=6", "learning_rate=1e-2"];
+    for (kind, own) in [
+        ("pairs", &["dpo.loss_type=[sigmoid,sft]"][..]),
+        ("judged", &["dpo.algo=kto", "hf_train_files=judged.jsonl"]),
+        ("adapters", &[&lora[..], &["load_parameters_path=runs/base"]].concat()),
+    ] {
+        let keys = [&keys[..], own].concat();
+        let [whole, killed] = ["whole", "killed"].map(|way| format!("{kind}_{way}"));
+        sandbox.train(&whole, &keys).succeeded();
+        kill_after_checkpoint(&sandbox, &killed, &keys);
+        sandbox.train(&killed, &keys).succeeded();
+        sandbox.assert_same_run(&whole, &killed);
+        let metrics = sandbox.metrics(&whole);
+        let margins = metrics.series("learning/rewards/margins");
+        assert!(margins[0].abs() < 1e-6 && margins[11] > 0.0, "{kind}: {margins:?}");
+        match kind {
+            // Its loss compares the rows of a whole batch, so that accumulation is refused.
+            "judged" => sandbox.check_on_devices(&whole, &keys),
+            _ => sandbox.check_placed(&whole, &keys),
+        }
+    }
+}
+
+/// `maxtext dpo` and `maxtext reward` are presets: `train` with the same values goes on with their runs, and they with its.
+#[test]
+fn commands_and_keys_resume_each_other() {
+    let sandbox = Sandbox::new();
+    write_pairs(&sandbox, "pairs.jsonl", 1);
+    for (command, values) in [
+        ("dpo", &["use_dpo=true", "gradient_clipping_threshold=10.0"][..]),
+        ("reward", &["use_reward=true", "gradient_clipping_threshold=1.0"]),
+    ] {
+        let columns = ["train_data_columns=[prompt,chosen,rejected]", "packing=false"];
+        let by_keys = [&["train"], values, &columns].concat();
+        let train = |run: &str, way: &[&str], steps: u32| {
+            let own = [format!("run_name={command}_{run}"), format!("steps={steps}")];
+            let own = [&["small.yml"], &own.each_ref().map(String::as_str)[..], &PAIRS[1..]].concat();
+            let arguments = [&way[..1], &own, &columns[..1], &way[1..]].concat();
+            outcome(&mut sandbox.program(&arguments)).succeeded();
+        };
+        train("whole", &[command], 6);
+        train("parts", &[command], 2);
+        train("parts", &by_keys, 4);
+        train("parts", &[command], 6);
+        sandbox.assert_same_run(&format!("{command}_whole"), &format!("{command}_parts"));
+    }
 }
 
 #[test]
@@ -355,10 +411,7 @@ fn computed_references_train_as_the_model_itself() {
     let sandbox = Sandbox::new();
     write_pairs(&sandbox, "pairs.jsonl", 1);
     write_pairs(&sandbox, "others.jsonl", 2);
-    let judged: Vec<Value> = (0..64)
-        .map(|index| json!({"prompt": format!("q{}: ", index % 9), "completion": format!("a{index}"), "label": index % 3 == 0}))
-        .collect();
-    write_rows(&sandbox, "judged.jsonl", &judged);
+    write_judged(&sandbox, "judged.jsonl");
     sandbox.train("first", &[PAIRS, &["steps=3", "learning_rate=1e-2"]].concat()).succeeded();
     sandbox.train("other", &[PAIRS, &["steps=5", "learning_rate=1e-2"]].concat()).succeeded();
     let first = "load_parameters_path=runs/first";

@@ -208,6 +208,7 @@ fn adapters_are_trained_beside_the_head() {
     sandbox.assert_same_run("whole", "killed");
     let losses = sandbox.metrics("whole").losses();
     assert!(losses[7] < losses[0], "{losses:?}");
+    sandbox.check_placed("whole", &keys);
     let keys = ["load_parameters_path=runs/whole", "max_target_length=64"];
     let scored = scores(&sandbox, &[&keys[..], &["--columns", "prompt,chosen", "pairs.jsonl"]].concat());
     assert_eq!(scored.len(), 64);

@@ -168,6 +168,11 @@ impl ChatTemplate {
         })
     }
 
+    /// The template's name in messages, in backticks.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Whether one of the templates contains a text, such as the mark of a tool call.
     pub fn mentions(&self, text: &str) -> bool {
         self.sources.iter().any(|(_, source)| source.contains(text))

@@ -4,6 +4,7 @@ mod preference;
 mod reward;
 mod spans;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value, json};
@@ -176,6 +177,27 @@ impl Conversations {
         self.family
     }
 
+    /// The name of the chat template, if its `{% generation %}` blocks leave out the token that ends an answer: the last
+    /// token of a marked answer is no special one, white space aside.
+    pub fn unlearned_end(&self, tokenizer: &Tokenizer) -> Option<&str> {
+        let finds_answers = self.answers_only && matches!(self.columns, ConversationColumns::Messages(_));
+        let template = self.template.as_ref().filter(|_| finds_answers)?;
+        // Some templates end an answer with the text that begins the next message.
+        let roles = ["user", ASSISTANT, "user"];
+        let messages = roles.map(|role| json!({"role": role, "content": "text"}));
+        // A template that refuses these messages may know others.
+        let (text, answers) = spans::marked(template, &messages, &Value::Null).ok()??;
+        let document = tokenizer.encode_rendered(&text).ok()?;
+        let trained = within(&document, &answers);
+        let learned = document.tokens.iter().zip(trained).filter(|(_, is_trained)| *is_trained);
+        let mut ids = learned.map(|(token, _)| token.cast_unsigned()).rev();
+        let is_blank = |id: &u32| {
+            tokenizer.token_bytes(*id).is_some_and(|bytes| bytes.iter().all(u8::is_ascii_whitespace))
+        };
+        let last = ids.find(|id| !is_blank(id))?;
+        (!tokenizer.is_special(last)).then(|| template.name())
+    }
+
     /// The numbers of examples that have been tokenized.
     pub fn counts(&self) -> &ExampleCounts {
         &self.counts
@@ -285,18 +307,7 @@ impl Conversations {
         check_answers(&messages, column)?;
         let (text, answers) = assistant_spans(template, &messages, &tools)?;
         let mut document = tokenizer.encode_rendered(&text).map_err(|error| error.to_string())?;
-        let (mut start, mut is_before_trained) = (0, false);
-        let is_trained = |bytes: &u32| {
-            let token = start..start + *bytes as usize;
-            start = token.end;
-            // A token without bytes continues the character of the token before it.
-            if !token.is_empty() {
-                is_before_trained =
-                    answers.iter().any(|answer| token.start < answer.end && token.end > answer.start);
-            }
-            is_before_trained
-        };
-        document.trained = document.bytes.iter().map(is_trained).collect();
+        document.trained = within(&document, &answers);
         Ok(document)
     }
 
@@ -357,6 +368,22 @@ fn without_template((prompt, of_prompt): (&Value, &str), (answer, of_answer): (&
     format!(
         "{columns} messages, but the tokenizer has no chat template\nhint: name one with `chat_template_path`"
     )
+}
+
+/// The tokens of a rendered conversation that overlap its answers, which are ranges of bytes.
+fn within(document: &EncodedDocument, answers: &[Range<usize>]) -> Vec<bool> {
+    let (mut start, mut is_before_within) = (0, false);
+    let is_within = |bytes: &u32| {
+        let token = start..start + *bytes as usize;
+        start = token.end;
+        // A token without bytes continues the character of the token before it.
+        if !token.is_empty() {
+            is_before_within =
+                answers.iter().any(|answer| token.start < answer.end && token.end > answer.start);
+        }
+        is_before_within
+    };
+    document.bytes.iter().map(is_within).collect()
 }
 
 /// The tokens behind those that a document shares with its prompt. A token that reaches from the prompt into the answer

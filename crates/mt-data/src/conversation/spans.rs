@@ -50,6 +50,16 @@ pub(super) fn shared_prefix(
     if is_kept { Ok(shared) } else { Err(CHANGES_PROMPTS.to_owned()) }
 }
 
+/// Renders a conversation, and finds the bytes of its answers where the template marks them.
+pub(super) fn marked(
+    template: &ChatTemplate,
+    messages: &[Value],
+    tools: &Value,
+) -> Result<Option<(String, Vec<Range<usize>>)>, String> {
+    let marked = template.render_marked(json!(messages), variables(tools, false));
+    marked.map_err(|error| error.to_string())
+}
+
 /// Renders a conversation, and finds the bytes of its answers, each with the text that ends it: where the template marks
 /// them, or else by rendering the conversation before and up to each answer.
 pub(super) fn assistant_spans(
@@ -57,8 +67,7 @@ pub(super) fn assistant_spans(
     messages: &[Value],
     tools: &Value,
 ) -> Result<(String, Vec<Range<usize>>), String> {
-    let marked = template.render_marked(json!(messages), variables(tools, false));
-    if let Some(marked) = marked.map_err(|error| error.to_string())? {
+    if let Some(marked) = marked(template, messages, tools)? {
         return Ok(marked);
     }
     let text = render(template, messages, tools, false)?;

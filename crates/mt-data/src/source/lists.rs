@@ -118,12 +118,13 @@ where
             let row = lists.ends.len() - 1;
             if *definition == max_level {
                 let value = *values.next().ok_or("it has fewer values than rows")?;
-                let narrowed = narrow(value)
-                    .ok_or_else(|| format!("column `{name}`, row {row}: {value} has more than 32 bits"))?;
+                let narrowed = narrow(value).ok_or_else(|| {
+                    format!("column `{name}`, row {}: {value} has more than 32 bits", row + 1)
+                })?;
                 lists.values.push(narrowed);
                 lists.ends[row] += 1;
             } else if has_nulls && *definition == max_level - 1 {
-                return Err(format!("column `{name}`, row {row}: the list holds a null"));
+                return Err(format!("column `{name}`, row {}: the list holds a null", row + 1));
             }
         }
     }

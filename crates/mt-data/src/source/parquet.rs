@@ -142,7 +142,7 @@ impl ParquetDocuments {
         let file = self.groups[self.group_of(index)].file;
         let first = self.groups.iter().position(|group| group.file == file);
         let first = first.map_or(0, |group| self.blocks[group].first);
-        format!("`{}`, row {}", self.paths[file].display(), index - first)
+        format!("`{}`, row {}", self.paths[file].display(), index - first + 1)
     }
 
     /// The row group of a document.
@@ -276,7 +276,7 @@ impl ParquetDocuments {
                 }
                 let value = values.next().ok_or_else(|| broken("has fewer values than rows".into()))?;
                 let text = std::str::from_utf8(value.data()).map_err(|error| {
-                    let row = texts.ends.len();
+                    let row = texts.ends.len() + 1;
                     broken(format!("row {row} is not UTF-8 text from its byte {} on", error.valid_up_to()))
                 })?;
                 texts.push(text);

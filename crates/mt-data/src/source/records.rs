@@ -173,7 +173,7 @@ impl ExampleDocuments {
     /// The file and the record of a document, for messages.
     pub(super) fn place(&self, index: u64) -> String {
         let (file, number) = self.locate(self.record_of(index));
-        format!("`{}`, record {number}", self.paths[file].display())
+        format!("`{}`, record {}", self.paths[file].display(), number + 1)
     }
 
     pub(super) fn read(&self, index: u64) -> Result<Document> {
@@ -223,7 +223,7 @@ impl ExampleDocuments {
 
     fn document(&self, file: usize, number: u64, bytes: &[u8]) -> Result<Document> {
         let path = &self.paths[file];
-        let place = || format!(", record {number}");
+        let place = || format!(", record {}", number + 1);
         let example = Example::read(bytes).ok_or_else(|| DataError::Record {
             path: path.clone(),
             record: number,

@@ -206,7 +206,7 @@ impl StoredLogits {
     fn wrong_record(&self, index: u64, reason: String) -> DataError {
         let number = self.ends.partition_point(|end| *end <= index);
         let within = index - number.checked_sub(1).map_or(0, |before| self.ends[before]);
-        let place = format!("record {within} of `{}`", self.files[number].display());
+        let place = format!("record {} of `{}`", within + 1, self.files[number].display());
         DataError::StoredLogits { place, reason }
     }
 }

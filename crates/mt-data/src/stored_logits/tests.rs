@@ -195,7 +195,7 @@ fn wrong_files_are_refused() {
     with_records(&[]);
     check(&["its files hold no record"]);
     with_records(&[b"\x80\x04\x95 a pickled record".to_vec()]);
-    check(&["record 0 of", "it is no `tf.train.Example`"]);
+    check(&["record 1 of", "it is no `tf.train.Example`"]);
     let row = || -> LogitsRow {
         LogitsRow {
             integers: FEATURES.map(|_| vec![1; LENGTH]),
@@ -213,7 +213,7 @@ fn wrong_files_are_refused() {
         with_records(&[row().to_record(), second.to_record()]);
     };
     two(&|row| row.indices[2] = VOCAB as i32);
-    check(&["record 1 of", "holds the token 11, but `vocab_size` is 11"]);
+    check(&["record 2 of", "holds the token 11, but `vocab_size` is 11"]);
     two(&|row| row.logits[4] = f32::NAN);
     check(&["`top_k_logits` holds NaN"]);
     two(&|row| row.logits[4] = 9.0);

@@ -32,6 +32,7 @@ const LOSSES: &[(&str, &[&str])] = &[
     ("dapo_entropy", &["loss_algo=dapo", "rl.entropy_coef=0.02"]),
     ("dr_grpo", &["loss_algo=dr-grpo"]),
     ("luspo", &["loss_agg_mode=seq-mean-token-sum"]),
+    ("luspo_sequence", &["loss_algo=gspo", "loss_agg_mode=seq-mean-token-sum"]),
     ("gspo", &["loss_algo=gspo", "grpo_beta=0.08"]),
     ("gspo_token", &["loss_algo=gspo-token"]),
     ("cispo", &["loss_algo=cispo", "rl.epsilon_high=1.2"]),

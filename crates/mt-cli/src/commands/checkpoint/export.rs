@@ -50,6 +50,11 @@ pub const TAKEN_ALONG: &[&str] = &[
 ];
 
 pub fn run(command: Export) -> Result<(), Failure> {
+    if command.unmerge && command.format != ExportFormat::Hf {
+        return Err(Failure::user(
+            "`--unmerge` writes a Hugging Face directory alone\nhint: leave out `--format`",
+        ));
+    }
     if command.format == ExportFormat::Gguf {
         return gguf::run(command);
     }
@@ -78,7 +83,8 @@ pub fn run(command: Export) -> Result<(), Failure> {
     describe(&source, &plain, dtype, &mut files)?;
     let loaded = load_model(&load, &mut say_installation)?;
     report_loaded(&loaded.skipped, &loaded.notices, loaded.placements.as_deref());
-    let loaded = loaded.merged(&CompileSettings::of(&load.debug, &[MERGE_PROGRAM]))?;
+    let compile = CompileSettings::of(&load.debug, &[MERGE_PROGRAM]);
+    let loaded = if command.unmerge { loaded.unmerged(&compile)? } else { loaded.merged(&compile)? };
     if let Some(quantized) = source.quantization() {
         eprintln!(
             "note: the weights are written dense, in {dtype}, without `quantization_config` (`{}`)",
