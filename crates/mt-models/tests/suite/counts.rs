@@ -82,8 +82,7 @@ fn named_models_have_the_published_number_of_weights() {
 
 /// Published parameter counts of mixtures of experts, in billions: all parameters of the text model, those that act on a
 /// token, and whether the latter include a table that is only looked up. Each number has the digits that are published,
-/// and ours must agree in all of them. Numbers of one or two digits are no more precise than that: 1 % of them cannot be
-/// told apart.
+/// and ours must agree in all of them. Those of one or two digits are less precise than 1 %.
 const WITH_EXPERTS: &[(&str, &str, &str, bool)] = &[
     ("mixtral-8x7b", "46.7", "12.9", true),
     ("mixtral-8x22b", "141", "39", true),
