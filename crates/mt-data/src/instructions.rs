@@ -1,7 +1,9 @@
 //! A small set of questions and answers that the program generates, for the quick start of fine-tuning.
 //!
 //! The questions ask to repeat or reverse three letters, so an answer follows from its question and from nothing else. A hash of
-//! the answer decides whether a question is held out: no held-out answer occurs in the training set.
+//! the answer decides whether a question is held out: no held-out answer occurs in the training set. Further questions, which
+//! are only trained, ask for the first or the last of three letters and digits: a model that reinforcement learning begins with
+//! answers some questions about digits by one of them ([`crate::questions`]).
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -27,8 +29,31 @@ const TRAINING: usize = 20_000;
 const HELD_OUT: usize = 128;
 /// One of this many answers is held out.
 const HELD_OUT_SHARE: u8 = 16;
-/// Questions, and the order of the letters in their answers.
-const TASKS: &[(&str, [usize; 3])] = &[("Repeat {}", [0, 1, 2]), ("Reverse {}", [2, 1, 0])];
+
+/// A kind of question.
+struct Task {
+    question: &'static str,
+    /// The symbols of the answer, by their places in the question.
+    answer: &'static [usize],
+    /// Letters, and with 36 also digits.
+    num_symbols: u8,
+    /// How often it is asked, as a number of times in eight questions of training.
+    times: usize,
+}
+
+const TASKS: &[Task] = &[
+    Task { question: "Repeat", answer: &[0, 1, 2], num_symbols: 26, times: 3 },
+    Task { question: "Reverse", answer: &[2, 1, 0], num_symbols: 26, times: 3 },
+    Task { question: "First of", answer: &[0], num_symbols: 36, times: 1 },
+    Task { question: "Last of", answer: &[2], num_symbols: 36, times: 1 },
+];
+
+impl Task {
+    /// Whether held-out questions ask it. Answers of one symbol cannot be kept from the training set.
+    fn is_examined(&self) -> bool {
+        self.answer.len() > 1
+    }
+}
 
 /// The questions of a split, each once. They are always the same.
 pub fn instructions(split: Split) -> Vec<Instruction> {
@@ -42,13 +67,20 @@ pub fn instructions(split: Split) -> Vec<Instruction> {
             break;
         }
         let random = key(&[split as u64, index]);
-        let letter = |place: usize| char::from(b'a' + (random >> (8 * place)) as u8 % 26);
-        let letters: [char; 3] = std::array::from_fn(letter);
-        let (task, order) = TASKS[(random >> 32) as usize % TASKS.len()];
-        let spelled = |letters: [char; 3]| letters.map(String::from).join(" ");
-        let answer = spelled(order.map(|place| letters[place]));
-        let question = task.replace("{}", &spelled(letters));
-        let is_wanted = is_held_out(&answer) == (split == Split::Evaluation);
+        let mut asked = TASKS.iter().flat_map(|task| std::iter::repeat_n(task, task.times));
+        let task = asked.nth((random >> 32) as usize % 8).expect("there are eight");
+        let symbol = |place: usize| match (random >> (8 * place)) as u8 % task.num_symbols {
+            letter @ 0..26 => char::from(b'a' + letter),
+            digit => char::from(b'0' + digit - 26),
+        };
+        let spelled = |places: &[usize]| {
+            let symbols: Vec<String> = places.iter().map(|place| symbol(*place).to_string()).collect();
+            symbols.join(" ")
+        };
+        let answer = spelled(task.answer);
+        let question = format!("{} {}", task.question, spelled(&[0, 1, 2]));
+        let is_of_held_out = task.is_examined() && is_held_out(&answer);
+        let is_wanted = is_of_held_out == (split == Split::Evaluation);
         if is_wanted && seen.insert(question.clone()) {
             chosen.push(Instruction { question, answer });
         }
@@ -77,14 +109,16 @@ pub fn save_instructions(path: &Path, instructions: &[Instruction]) -> Result<()
     })
 }
 
-/// Writes questions with their right answers and a wrong answer to each as preference pairs, one JSON object with `prompt`,
-/// `chosen` and `rejected` per line, atomically. A wrong answer has the letters in the other order, or another letter.
+/// Writes questions whose answers have three letters, their right answers and a wrong answer to each as preference pairs, one
+/// JSON object with `prompt`, `chosen` and `rejected` per line, atomically. A wrong answer has the letters in the other order,
+/// or another letter.
 ///
 /// # Errors
 /// The file cannot be written.
 pub fn save_instruction_pairs(path: &Path, instructions: &[Instruction]) -> Result<()> {
     replace(path, |file| {
-        for (index, instruction) in instructions.iter().enumerate() {
+        let of_letters = instructions.iter().filter(|instruction| instruction.answer.len() > 1);
+        for (index, instruction) in of_letters.enumerate() {
             let message = |role: &str, content: &str| json!([{"role": role, "content": content}]);
             let pair = json!({
                 "prompt": message("user", &instruction.question),
@@ -133,9 +167,14 @@ mod tests {
         assert!(held_out.iter().all(|instruction| !known.contains(instruction.answer.as_str())));
         let asked: HashSet<&Instruction> = training.iter().chain(&held_out).collect();
         assert_eq!(asked.len(), TRAINING + HELD_OUT);
-        for (task, _) in TASKS {
-            let (start, _) = task.split_once("{}").unwrap();
-            assert!(held_out.iter().any(|instruction| instruction.question.starts_with(start)));
+        for task in TASKS {
+            let asks = |instruction: &&Instruction| instruction.question.starts_with(task.question);
+            assert_eq!(held_out.iter().any(|instruction| asks(&instruction)), task.is_examined());
+            // Questions that were drawn before are left out, which are more often those about letters.
+            let share = training.iter().filter(asks).count() as f64 / TRAINING as f64;
+            assert!((share - task.times as f64 / 8.0).abs() < 0.05, "{}: {share}", task.question);
         }
+        let digits = training.iter().filter(|instruction| instruction.answer.parse::<u8>().is_ok()).count();
+        assert!(digits > TRAINING / 20, "{digits}");
     }
 }
