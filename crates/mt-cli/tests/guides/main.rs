@@ -46,6 +46,7 @@ const SHORTENED: &[(&str, &str)] = &[
     ("maxtext sft run_name=instructed", "steps=2"),
     ("maxtext sft sums.yml run_name=begun", "steps=2"),
     ("maxtext rl sums.yml run_name=rewarded", "steps=2"),
+    ("maxtext rl run_name=rewarded", "steps=2"),
     ("maxtext train tuned.yml", "steps=2 per_device_batch_size=1"),
     ("maxtext train whole.yml", "steps=2 per_device_batch_size=1"),
 ];
