@@ -37,7 +37,7 @@ struct Task {
     answer: &'static [usize],
     /// Letters, and with 36 also digits.
     num_symbols: u8,
-    /// How often it is asked, as a number of times in eight questions of training.
+    /// The number of such questions in eight of training.
     times: usize,
 }
 
