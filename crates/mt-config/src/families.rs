@@ -15,7 +15,7 @@ impl Families {
         self.blocks.contains(&block)
     }
 
-    /// Whether the configured family is one of them.
+    /// Whether `decoder_block` names one of them.
     pub fn include_that_of(&self, config: &Config) -> bool {
         let family = &config.entry("decoder_block").value;
         self.names.iter().any(|name| family == name)

@@ -9,68 +9,23 @@ mixture.
 """
 
 import json
-import pathlib
-import string
-import tempfile
 
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedTokenizerFast
+from transformers import AutoModelForTokenClassification
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 
-HERE = pathlib.Path(__file__).parent
-MODEL = HERE / "../../../mt-models/tests/goldens/families/llama_six_on_two"
-ROWS = [
-    ("What runs. ", "The loop", "A stone sings"),
-    ("Who tests. ", "All", "None of them"),
-    ("When. ", "In the morning", "Now"),
-    ("Where to. ", "Over the river", "Home again"),
-]
+from first_steps import COMMON, HERE, MODEL, ROWS, load, padded, plain, record, results, tokenizer
+
 STEPS = [
     ("What runs. ", ["The loop", "A stone"], [True, False]),
     ("Who tests. ", ["All"], [True]),
     ("When. ", ["Now", "In the morning", "Never"], [False, True, False]),
     ("Where to. ", ["Home", "Over the river"], [True, True]),
 ]
-TOKENS = ["<pad>", "<bos>", "<eos>", "<|turn|>", "<|end|>", *string.ascii_lowercase, *string.ascii_uppercase, *" .,:\n"]
-NUMBERS = {token: number for number, token in enumerate(TOKENS)}
-
-
-def plain(text):
-    return [NUMBERS[character] for character in text]
-
-
-def padded(rows, filler=0):
-    width = max(len(row) for row in rows)
-    return torch.tensor([row + [filler] * (width - len(row)) for row in rows])
-
-
-def load(output_factor=1.0):
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        model.lm_head.weight.mul_(output_factor)
-    return model
-
-
-tokenizer = Tokenizer(models.WordLevel(NUMBERS, unk_token="<pad>"))
-tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<pad>"
-)
-COMMON = dict(output_dir=tempfile.mkdtemp(), report_to=[], per_device_train_batch_size=4, use_cpu=True, bf16=False,
-              gradient_checkpointing=False, max_length=64)
-results = {}
-
-
-def record(name, model, loss):
-    loss.backward()
-    squares = sum((p.grad.double() ** 2).sum() for p in model.parameters() if p.grad is not None)
-    results[name] = {"loss": loss.item(), "gradient_norm": squares.sqrt().item()}
-    print(name, results[name])
 
 
 def tokens_of(answer):

@@ -5,38 +5,21 @@ character is a token, between BOS and EOS. The reference model is the model itse
 """
 
 import json
-import pathlib
-import string
-import tempfile
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-HERE = pathlib.Path(__file__).parent
-MODEL = HERE / "../../../mt-models/tests/goldens/families/llama_six_on_two"
-PAIRS = [
-    ("What runs. ", "The loop", "A stone sings"),
-    ("Who tests. ", "All", "None of them"),
-    ("When. ", "In the morning", "Now"),
-    ("Where to. ", "Over the river", "Home again"),
-]
+from first_steps import COMMON, HERE, ROWS, load, padded, plain, record, results, tokenizer
+
+COMMON = dict(COMMON, disable_dropout=True)
 LABELS = [True, False, True, False]
-TOKENS = ["<pad>", "<bos>", "<eos>", "<|turn|>", "<|end|>", *string.ascii_lowercase, *string.ascii_uppercase, *" .,:\n"]
-NUMBERS = {token: number for number, token in enumerate(TOKENS)}
 
 
 def encode(text, ends=True):
-    return [1] + [NUMBERS[character] for character in text] + ([2] if ends else [])
-
-
-def padded(rows):
-    width = max(len(row) for row in rows)
-    return torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    return [1] + plain(text) + ([2] if ends else [])
 
 
 def batch(prompts, answers):
@@ -48,32 +31,12 @@ def batch(prompts, answers):
     return ids, attention, answer
 
 
-tokenizer = Tokenizer(models.WordLevel(NUMBERS, unk_token="<pad>"))
-tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<pad>"
-)
-COMMON = dict(output_dir=tempfile.mkdtemp(), report_to=[], per_device_train_batch_size=4, use_cpu=True, bf16=False,
-              gradient_checkpointing=False, disable_dropout=True, max_length=64)
 some_pairs = Dataset.from_list([{"prompt": "a b", "chosen": " c", "rejected": " d"}] * 4)
 some_judged = Dataset.from_list([{"prompt": "a b", "completion": " c", "label": True}] * 4)
-results = {}
 
-
-def load():
-    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation="eager").eval()
-
-
-def record(name, model, loss):
-    loss.backward()
-    squares = sum((p.grad.double() ** 2).sum() for p in model.parameters() if p.grad is not None)
-    results[name] = {"loss": loss.item(), "gradient_norm": squares.sqrt().item()}
-    print(name, results[name])
-
-
-prompts = [prompt for prompt, _, _ in PAIRS]
-chosen = [answer for _, answer, _ in PAIRS]
-ids, attention, answers = batch(prompts * 2, chosen + [answer for _, _, answer in PAIRS])
+prompts = [prompt for prompt, _, _ in ROWS]
+chosen = [answer for _, answer, _ in ROWS]
+ids, attention, answers = batch(prompts * 2, chosen + [answer for _, _, answer in ROWS])
 for name in ["sigmoid", "ipo", "sppo_hard"]:
     model = load()
     arguments = DPOConfig(**COMMON, loss_type=[name])
@@ -104,4 +67,4 @@ for prefix, part in [("", own), ("KL_", other)]:
     inputs |= {f"{prefix}input_ids": part[0], f"{prefix}attention_mask": part[1], f"{prefix}completion_mask": part[2]}
 record("kto", model.eval(), trainer._compute_loss(trainer.model, inputs, False))
 
-(HERE / "preference.json").write_text(json.dumps({"pairs": PAIRS, "labels": LABELS, "results": results}, indent=1) + "\n")
+(HERE / "preference.json").write_text(json.dumps({"pairs": ROWS, "labels": LABELS, "results": results}, indent=1) + "\n")
